@@ -1,0 +1,33 @@
+"""Exact attention for PyTorch on NVIDIA Hopper and Blackwell.
+
+Importing the package loads neither torch nor a compiler: a name is fetched when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attn4 import reference as reference
+    from attn4.api import explain as explain
+    from attn4.api import flash_attn_func as flash_attn_func
+    from attn4.api import flash_attn_varlen_func as flash_attn_varlen_func
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "explain", "flash_attn_func", "flash_attn_varlen_func", "reference"]
+
+_FUNCTIONS = ("explain", "flash_attn_func", "flash_attn_varlen_func")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FUNCTIONS:
+        return getattr(import_module("attn4.api"), name)
+    if name == "reference":
+        return import_module("attn4.reference")
+    raise AttributeError(f"module 'attn4' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,267 @@
+"""What is timed: the cells of each case set, and how many operations a cell counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from attn4.mask import Mask
+from attn4.problem import Direction, DType, Problem
+
+TOKENS = 16_384
+"""Tokens of a full-size cell, over all sequences of the batch."""
+
+HIDDEN = 2_048
+"""Width of a full-size cell: query heads times head dimension."""
+
+WINDOW = 1_024
+"""Keys to the left of the diagonal in the ``window`` set."""
+
+BACKWARD_FLOPS = 2.5
+"""Matrix products of the backward pass over those of the forward pass: five to two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One self-attention cell. ``seqlens`` holds the length of each sequence of the batch.
+
+    A ``packed`` case is (total, heads, head_dim) with ``cu_seqlens``; otherwise all sequences have one
+    length and the layout is (batch, seqlen, heads, head_dim). ``host`` asks for the host's cost of a call
+    instead of the device's time.
+    """
+
+    case_set: str
+    head_dim: int
+    heads: int
+    kv_heads: int
+    seqlens: tuple[int, ...]
+    mask: Mask = field(default_factory=Mask)
+    packed: bool = False
+    host: bool = False
+    dtype: DType = "bfloat16"
+    direction: Direction = "forward"
+
+    def __post_init__(self) -> None:
+        if not self.seqlens:
+            raise ValueError("a case needs at least one sequence")
+        if not self.packed and len(set(self.seqlens)) != 1:
+            raise ValueError(f"sequences of several lengths {self.seqlens} need packed=True")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} query heads are not a multiple of {self.kv_heads} kv heads")
+
+    @property
+    def batch(self) -> int:
+        """Sequences in the batch."""
+        return len(self.seqlens)
+
+    @property
+    def seqlen(self) -> int:
+        """The longest sequence."""
+        return max(self.seqlens)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens over all sequences."""
+        return sum(self.seqlens)
+
+    @property
+    def mask_name(self) -> str:
+        """``full``, ``causal`` or ``window(left,right)``, with ``inf`` for a side without a bound."""
+        if self.mask.kind != "window":
+            return self.mask.kind
+        left, right = ("inf" if bound is None else str(bound) for bound in (self.mask.left, self.mask.right))
+        return f"window({left},{right})"
+
+    @property
+    def name(self) -> str:
+        """Unique within the case sets, such as ``forward-d128-causal-4k``."""
+        heads = "" if self.heads == self.kv_heads else f"-{self.heads}:{self.kv_heads}"
+        packed = "-packed" if self.packed else ""
+        return f"{self.case_set}-d{self.head_dim}{heads}-{self.mask_name}-{short_length(self.seqlen)}{packed}"
+
+    def problem(self) -> Problem:
+        """The same case as the planner sees it; the log-sum-exp is not asked for."""
+        return Problem(
+            batch=self.batch,
+            seqlen_q=self.seqlen,
+            seqlen_k=self.seqlen,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            head_dim_v=self.head_dim,
+            dtype=self.dtype,
+            mask=self.mask,
+            cu_seqlens_q=self.packed,
+            cu_seqlens_k=self.packed,
+            lse=False,
+            direction=self.direction,
+        )
+
+
+def short_length(tokens: int) -> str:
+    """``16k`` for 16384; lengths that are no multiple of 1024 are written out."""
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
+
+
+def visible_pairs(seqlen_q: int, seqlen_k: int, mask: Mask) -> int:
+    """How many (query, key) pairs the mask lets meet in one head of one sequence."""
+    shift = seqlen_k - seqlen_q
+    pairs = 0
+    for query in range(seqlen_q):
+        first = 0 if mask.left is None else max(0, query + shift - mask.left)
+        last = seqlen_k - 1 if mask.right is None else min(seqlen_k - 1, query + shift + mask.right)
+        pairs += max(0, last - first + 1)
+    return pairs
+
+
+def counted_pairs(case: Case) -> float:
+    """Pairs in one head of the whole batch, by the convention of published figures.
+
+    Sequences of equal length count S^2 pairs, halved when causal (the diagonal counts half); packed batches
+    and windows count every visible pair.
+    """
+    if case.packed or case.mask.kind == "window":
+        return float(sum(visible_pairs(seqlen, seqlen, case.mask) for seqlen in case.seqlens))
+    pairs = float(case.batch * case.seqlen**2)
+    return pairs / 2 if case.mask.kind == "causal" else pairs
+
+
+def flops(case: Case) -> float:
+    """Floating-point operations counted for a case: 4 D a pair and head forward, 2.5 times that backward."""
+    forward = 4.0 * counted_pairs(case) * case.head_dim * case.heads
+    return forward * BACKWARD_FLOPS if case.direction == "backward" else forward
+
+
+def tensor_bytes(case: Case) -> int:
+    """Bytes of Q, K, V and the output."""
+    width = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[case.dtype]
+    return 2 * case.tokens * case.head_dim * (case.heads + case.kv_heads) * width
+
+
+def skewed_lengths(total: int, longest: int) -> tuple[int, ...]:
+    """Short sequences of 64 to 447 tokens and at the end one of ``longest``, ``total`` tokens together.
+
+    The long one comes last: a schedule that takes tiles in order then ends with all of the work on few of its
+    processors.
+    """
+    if not 0 < longest <= total:
+        raise ValueError(f"the longest of {total} tokens must be in 1..{total}, not {longest}")
+    lengths: list[int] = []
+    rest = total - longest
+    while rest:
+        length = min(rest, 64 + 149 * len(lengths) % 384)
+        lengths.append(length)
+        rest -= length
+    return (*lengths, longest)
+
+
+CAUSAL = Mask(right=0)
+
+
+def _dense(case_set: str, head_dim: int, seqlen: int, mask: Mask, group: int = 1) -> Case:
+    heads = HIDDEN // head_dim
+    return Case(
+        case_set=case_set,
+        head_dim=head_dim,
+        heads=heads,
+        kv_heads=heads // group,
+        seqlens=(seqlen,) * (TOKENS // seqlen),
+        mask=mask,
+    )
+
+
+def _forward() -> tuple[Case, ...]:
+    return tuple(
+        _dense("forward", head_dim, seqlen, mask)
+        for head_dim in (64, 128, 256)
+        for mask in (Mask(), CAUSAL)
+        for seqlen in (1024, 4096, 16384)
+    )
+
+
+def _gqa() -> tuple[Case, ...]:
+    wide = [
+        _dense("gqa", 128, seqlen, mask, 8) for mask in (Mask(), CAUSAL) for seqlen in (1024, 4096, 16384)
+    ]
+    return (*wide, _dense("gqa", 64, 4096, CAUSAL, 8), _dense("gqa", 256, 4096, CAUSAL, 8))
+
+
+def _varlen() -> tuple[Case, ...]:
+    return tuple(
+        Case(
+            case_set="varlen",
+            head_dim=head_dim,
+            heads=HIDDEN // head_dim,
+            kv_heads=HIDDEN // head_dim,
+            seqlens=skewed_lengths(TOKENS, TOKENS // 2),
+            mask=mask,
+            packed=True,
+        )
+        for head_dim in (64, 128, 256)
+        for mask in (Mask(), CAUSAL)
+    )
+
+
+def _window() -> tuple[Case, ...]:
+    mask = Mask(left=WINDOW, right=0)
+    return tuple(
+        _dense("window", head_dim, seqlen, mask) for head_dim in (64, 128, 256) for seqlen in (4096, 16384)
+    )
+
+
+def _quick() -> tuple[Case, ...]:
+    def small(
+        head_dim: int, seqlens: tuple[int, ...], mask: Mask, kv_heads: int = 4, packed: bool = False
+    ) -> Case:
+        return Case(
+            case_set="quick",
+            head_dim=head_dim,
+            heads=4,
+            kv_heads=kv_heads,
+            seqlens=seqlens,
+            mask=mask,
+            packed=packed,
+        )
+
+    return (
+        small(64, (128, 128), Mask()),
+        small(128, (192,), CAUSAL),
+        small(64, (160,), CAUSAL, kv_heads=1),
+        small(64, (17, 3, 130), CAUSAL, packed=True),
+        small(64, (200,), Mask(left=64, right=0)),
+    )
+
+
+def _host() -> tuple[Case, ...]:
+    return tuple(
+        Case(
+            case_set="host",
+            head_dim=128,
+            heads=4,
+            kv_heads=4,
+            seqlens=(128,),
+            mask=CAUSAL,
+            packed=packed,
+            host=True,
+        )
+        for packed in (False, True)
+    )
+
+
+_SETS = {
+    "forward": _forward,
+    "gqa": _gqa,
+    "varlen": _varlen,
+    "window": _window,
+    "quick": _quick,
+    "host": _host,
+}
+
+CASE_SETS = tuple(_SETS)
+"""Names of the case sets."""
+
+
+def cases(name: str) -> tuple[Case, ...]:
+    """The cells of one case set."""
+    if name not in _SETS:
+        raise ValueError(f"no case set {name!r}; there are {', '.join(CASE_SETS)}")
+    return _SETS[name]()

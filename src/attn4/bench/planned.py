@@ -1,0 +1,39 @@
+"""The plan that attn4 runs on a case, in a line for the row."""
+
+from __future__ import annotations
+
+import torch
+
+from attn4.artifact import plan_key
+from attn4.bench.cases import Case
+from attn4.machine import Machine, machine
+from attn4.plan.choose import choose, unsupported
+from attn4.plan.plan import Plan
+
+ARCHITECTURES = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+"""Compute capability -> the architecture that kernels are compiled for."""
+
+
+def device_machine(device: torch.device) -> Machine | None:
+    """The machine model of a GPU, or None for a CPU and for a GPU that attn4 does not know."""
+    if device.type != "cuda":
+        return None
+    name = ARCHITECTURES.get(torch.cuda.get_device_capability(device))
+    return None if name is None else machine(name)
+
+
+def plan_summary(case: Case, device: torch.device) -> str | None:
+    """The chosen plan and its key, or None where there is none."""
+    model = device_machine(device)
+    if model is None or unsupported(case.problem(), model):
+        return None
+    plan = choose(case.problem(), model)
+    return f"{describe(plan)} key {plan_key(plan)[:12]}"
+
+
+def describe(plan: Plan) -> str:
+    """Tile, roles and schedule, such as ``128x176, load 4w 24r, attend 8w 240r, longest_first dynamic``."""
+    roles = ", ".join(f"{role.name} {role.warps}w {role.registers}r" for role in plan.roles)
+    kind = "dynamic" if plan.schedule.dynamic else "persistent" if plan.schedule.persistent else "static"
+    packing = f", packs {plan.pack_gqa} heads" if plan.pack_gqa > 1 else ""
+    return f"{plan.tile_m}x{plan.tile_n}, {roles}, {plan.schedule.order} {kind}{packing}"

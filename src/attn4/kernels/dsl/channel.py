@@ -1,0 +1,143 @@
+"""Rings of shared-memory slots with their barriers: the only file that computes an index or a phase bit."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from attn4.kernels.dsl.carried import Carried, Fixed
+
+
+class Ring(Fixed):
+    """The barriers of one channel: ``stages`` full ones, then as many empty ones, from ``barriers`` on."""
+
+    def __init__(self, channel, barriers):
+        self.channel = channel
+        self.barriers = barriers
+
+    def initialise(self):
+        """Set the arrive counts that the plan declares; by one thread, before any other use."""
+        stages = self.channel.stages
+        for stage in range(stages):
+            cute.arch.mbarrier_init(self.barriers + stage, self.channel.full_arrivals)
+            cute.arch.mbarrier_init(self.barriers + stages + stage, self.channel.empty_arrivals)
+
+    def full(self, index):
+        """The barrier that says slot ``index`` holds data."""
+        return self.barriers + index
+
+    def empty(self, index):
+        """The barrier that says slot ``index`` may be overwritten."""
+        return self.barriers + self.channel.stages + index
+
+
+class End(Carried):
+    """One side of a ring: which slot comes next, and in which phase of its barriers."""
+
+    carried = ("index", "phase")
+
+    def __init__(self, ring: Ring):
+        self.ring = ring
+        self.index = Int32(0)
+        self.phase = Int32(0)
+
+    def advance(self):
+        """Move to the next slot."""
+        stages = self.ring.channel.stages
+        if stages == 1:
+            self.phase = self.phase ^ 1
+            return
+        following = self.index + 1
+        wrap = following // stages
+        self.index = following - wrap * stages
+        self.phase = self.phase ^ wrap
+
+
+class Producer(End):
+    """The side that fills slots."""
+
+    def acquire(self):
+        """Wait until the next slot is free; returns its index."""
+        cute.arch.mbarrier_wait(self.ring.empty(self.index), self.phase ^ 1)
+        return self.index
+
+    @property
+    def barrier(self):
+        """The barrier on which a copy engine reports the bytes of the acquired slot."""
+        return self.ring.full(self.index)
+
+    @cute.jit
+    def expect(self):
+        """Announce the bytes that the copies into the acquired slot will report; by one warp."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.barrier, self.ring.channel.transaction_bytes)
+
+    @cute.jit
+    def signal(self):
+        """Hand over a slot that this warp filled with ordinary stores."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.barrier)
+
+
+class Consumer(End):
+    """The side that reads slots."""
+
+    def wait(self):
+        """Wait until the next slot holds data; returns its index."""
+        cute.arch.mbarrier_wait(self.ring.full(self.index), self.phase)
+        return self.index
+
+    @cute.jit
+    def arrive(self):
+        """This warp has read the slot."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.ring.empty(self.index))
+
+
+class Turn(Fixed):
+    """Warpgroups take turns: each waits for its own named barrier, which the one before it completes."""
+
+    FIRST_BARRIER = 1
+
+    def __init__(self, channel, group):
+        self.channel = channel
+        self.group = group
+
+    @cute.jit
+    def open(self):
+        """Give the first warpgroup its first turn; called by all."""
+        if cutlass.const_expr(self.channel is not None):
+            if self.group == self.channel.stages - 1:
+                self._arrive(Int32(0))
+
+    @cute.jit
+    def take(self):
+        """Wait for this warpgroup's turn."""
+        if cutlass.const_expr(self.channel is not None):
+            self._wait(self.group)
+
+    @cute.jit
+    def give(self):
+        """Give the turn to the next warpgroup."""
+        if cutlass.const_expr(self.channel is not None):
+            following = self.group + 1
+            self._arrive(following - following // self.channel.stages * self.channel.stages)
+
+    @cute.jit
+    def close(self):
+        """Take the last turn that was given, so that no barrier is left half complete."""
+        if cutlass.const_expr(self.channel is not None):
+            if self.group == 0:
+                self._wait(Int32(0))
+
+    def _wait(self, group):
+        cute.arch.barrier(
+            barrier_id=self.FIRST_BARRIER + group, number_of_threads=self.channel.full_arrivals
+        )
+
+    def _arrive(self, group):
+        cute.arch.barrier_arrive(
+            barrier_id=self.FIRST_BARRIER + group, number_of_threads=self.channel.full_arrivals
+        )

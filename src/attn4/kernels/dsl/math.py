@@ -1,0 +1,57 @@
+"""Scalar arithmetic that the DSL does not spell: packed conversion and 2^x on the FMA units."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+
+EXP2_COEFFICIENTS = (1.0, 0.695146143436, 0.227564394474, 0.077119089663)
+"""Degree 3, least relative error on [0, 1): 8.8e-5 (FlashAttention-4, arXiv 2603.05451)."""
+
+ROUND_TO_INTEGER = 12582912.0
+"""2^23 + 2^22: adding it rounds a float32 of small magnitude to an integer held in the low mantissa bits."""
+
+
+def pack(low, high, dtype):
+    """Two float32 rounded to nearest even, as one register of two 16-bit floats."""
+    kind = "bf16x2" if dtype is BFloat16 else "f16x2"
+    return cute.arch.inline_ptx(
+        f"cvt.rn.{kind}.f32 {{$w0}}, {{$r1}}, {{$r0}};",
+        write_only_types=[Int32],
+        read_only_args=[low, high],
+    )
+
+
+def exp2_fma(x):
+    """2^x without the special-function unit: Cody-Waite reduction, cubic, exponent inserted by an integer add.
+
+    Inputs below -127 give 2^-127; relative error as of ``EXP2_COEFFICIENTS``.
+    """
+    clamped = cute.arch.fmax(x, Float32(-127.0))
+    shifted = cute.arch.inline_ptx(
+        "add.rm.ftz.f32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Float32],
+        read_only_args=[clamped, Float32(ROUND_TO_INTEGER)],
+    )
+    fraction = clamped - (shifted - ROUND_TO_INTEGER)
+    power = Float32(EXP2_COEFFICIENTS[-1])
+    for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):
+        power = power * fraction + coefficient
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 e, p; mov.b32 e, {$r0}; shl.b32 e, e, 23; mov.b32 p, {$r1}; add.s32 p, p, e; mov.b32 {$w0}, p; }",
+        write_only_types=[Float32],
+        read_only_args=[shifted, power],
+    )
+
+
+@cute.jit
+def reduce_columns(values, function: cutlass.Constexpr, start):
+    """Fold a row of registers with ``function`` in two chains, so that latencies overlap."""
+    chains = [start, values[0]]
+    for i in cutlass.range_constexpr(1, cute.size(values)):
+        chains[i % 2] = function(chains[i % 2], values[i])
+    return function(chains[0], chains[1])

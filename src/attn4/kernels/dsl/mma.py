@@ -1,0 +1,62 @@
+"""Warpgroup matrix products (wgmma): operands in shared memory or registers, accumulators in registers.
+
+An accumulator of M = 64 rows and N columns gives thread ``4 * g + t`` of warp ``w`` the elements
+(16 w + g + 8 h, 8 j + 2 t + e) at the register 4 j + 2 h + e (PTX ISA, "Register fragments for
+wgmma.mma_async.m64nNk16"). Operand A takes its registers in the same order, two elements a register.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
+
+K_MAJOR = warpgroup.OperandMajorMode.K
+MN_MAJOR = warpgroup.OperandMajorMode.MN
+SHARED = warpgroup.OperandSource.SMEM
+REGISTERS = warpgroup.OperandSource.RMEM
+
+
+def tiled_product(dtype, groups: int, columns: int, b_major, a_source):
+    """A product whose M is split over ``groups`` warpgroups of 64 rows each."""
+    return make_trivial_tiled_mma(
+        dtype,
+        dtype,
+        K_MAJOR,
+        b_major,
+        Float32,
+        atom_layout_mnk=(groups, 1, 1),
+        tiler_mn=(64, columns),
+        a_source=a_source,
+    )
+
+
+def accumulator(tiled_mma, shape):
+    """A new float32 accumulator fragment for a (rows, columns) tile."""
+    return cute.make_rmem_tensor(tiled_mma.partition_shape_C(shape), Float32)
+
+
+def by_row(fragment):
+    """An accumulator fragment seen as (2 rows, columns of this thread)."""
+    columns = cute.size(fragment) // 4
+    layout = cute.make_layout((2, (2, columns)), stride=(2, (1, 4)))
+    return cute.make_tensor(fragment.iterator, layout)
+
+
+@cute.jit
+def start(tiled_mma, acc, a, b, zero: cutlass.Constexpr[bool]):
+    """Issue ``acc (+)= a b`` and commit it as one group; ``wait`` before its registers are touched."""
+    warpgroup.fence()
+    atom = cute.make_mma_atom(tiled_mma.op)
+    atom.set(warpgroup.Field.ACCUMULATE, not zero)
+    for k in cutlass.range_constexpr(cute.size(a.shape[2])):
+        cute.gemm(atom, acc, a[None, None, k], b[None, None, k], acc)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+def wait(pending: int):
+    """Wait until at most ``pending`` committed groups of this warpgroup are unfinished."""
+    warpgroup.wait_group(pending)

@@ -1,0 +1,59 @@
+"""Shared memory as the plan lays it out: tensors and barriers by name."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.utils import LayoutEnum, SmemAllocator
+from cutlass.utils.hopper_helpers import get_smem_layout_atom
+
+from attn4.kernels.dsl.channel import Ring
+
+ALIGNMENT = 1024
+"""Swizzle atoms repeat every 1024 bytes of the absolute address."""
+
+
+def row_major_layout(shape, stages: int, dtype):
+    """(rows, columns, stages) of row-major tiles in the widest swizzle that divides a row."""
+    atom = warpgroup.make_smem_layout_atom(
+        get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, shape[1]), dtype
+    )
+    return cute.tile_to_shape(atom, (*shape, stages), order=(0, 1, 2))
+
+
+class Arena:
+    """The dynamic shared memory of a CTA, cut up by ``plan.buffers``."""
+
+    def __init__(self, plan):
+        self.plan = plan
+        self.base = SmemAllocator().allocate(plan.shared_bytes, ALIGNMENT)
+
+    def pointer(self, name: str, dtype):
+        """Start of the buffer ``name``."""
+        buffer = self.plan.buffer(name)
+        return cute.recast_ptr(self.base + buffer.offset, dtype=dtype)
+
+    def tile(self, name: str, layout, dtype):
+        """The buffer ``name`` as a tensor with the swizzle of ``layout`` moved into its pointer."""
+        buffer = self.plan.buffer(name)
+        return cute.make_tensor(
+            cute.recast_ptr(self.base + buffer.offset, layout.inner, dtype=dtype), layout.outer
+        )
+
+    def rings(self) -> dict[str, Ring]:
+        """A ring for each channel that has barriers in shared memory."""
+        pointer = self.pointer("barriers", cutlass.Int64)
+        rings = {}
+        for channel in self.plan.channels:
+            if channel.kind != "named":
+                rings[channel.name] = Ring(channel, pointer)
+                pointer = pointer + 2 * channel.stages
+        return rings
+
+
+def transposed(tensor):
+    """(rows, columns, stages) seen as (columns, rows, stages)."""
+    rows, columns, stages = tensor.shape
+    order = cute.make_ordered_layout((columns, rows, stages), order=(1, 0, 2))
+    return cute.composition(tensor, order)

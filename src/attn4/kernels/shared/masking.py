@@ -1,0 +1,32 @@
+"""Scores outside the mask become -inf, in the accumulator registers of a warpgroup product."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from attn4.kernels.dsl import mma
+
+
+@cute.jit
+def apply_mask(scores, bounds: cutlass.Constexpr, tile, rows, block: Int32):
+    """Mask the scores of key block ``block``; ``rows`` are this thread's two rows within the row block.
+
+    Rows past the queries (``q_len``) see no key.
+    """
+    by_row = mma.by_row(scores)
+    first_column = block * bounds.tile_n + 2 * (cute.arch.lane_idx() % 4)
+    for half in cutlass.range_constexpr(2):
+        position = bounds.position(tile.row_block * bounds.tile_m + rows[half])
+        end = bounds.end_key(position, tile) - first_column
+        end = end if position < tile.q_len else Int32(0)
+        begin = Int32(0)
+        if cutlass.const_expr(bounds.kind == "window"):
+            begin = bounds.begin_key(position, tile) - first_column
+        for i in cutlass.range_constexpr(cute.size(by_row, mode=[1])):
+            column = 8 * (i // 2) + i % 2
+            visible = column < end
+            if cutlass.const_expr(bounds.kind == "window"):
+                visible = visible and column >= begin
+            by_row[half, i] = by_row[half, i] if visible else -Float32.inf

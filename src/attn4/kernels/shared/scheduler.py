@@ -1,0 +1,208 @@
+"""Which tile comes next: static or from a counter, longest first by L2-sized sections, ragged batches too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from attn4.kernels.dsl.carried import Carried
+from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Where sequences begin and how long they are; a field is None where the plan has no such input."""
+
+    batch: Int32
+    heads: Int32
+    group: Int32
+    rows_q: Int32
+    rows_k: Int32
+    cu_seqlens_q: cute.Tensor | None
+    cu_seqlens_k: cute.Tensor | None
+    seqused_q: cute.Tensor | None
+    seqused_k: cute.Tensor | None
+
+
+class Sequence:
+    """The extents of one sequence of the batch."""
+
+    def __init__(self, q_begin, q_rows, q_len, k_begin, k_len):
+        self.q_begin = q_begin
+        self.q_rows = q_rows
+        self.q_len = q_len
+        self.k_begin = k_begin
+        self.k_len = k_len
+
+
+@cute.jit
+def sequence(lengths, index: Int32):
+    """Extents of sequence ``index``; index ``batch`` is the tail of packed rows that belongs to no sequence."""
+    q_begin = Int32(0)
+    q_rows = lengths.rows_q
+    k_begin = Int32(0)
+    k_len = lengths.rows_k
+    real = cutlass.min(index, lengths.batch - 1)
+    if cutlass.const_expr(lengths.cu_seqlens_q is not None):
+        q_begin = lengths.cu_seqlens_q[cutlass.min(index, lengths.batch)]
+        q_end = lengths.cu_seqlens_q[cutlass.min(index + 1, lengths.batch)]
+        q_end = q_end if index < lengths.batch else lengths.rows_q
+        q_rows = cutlass.max(q_end - q_begin, 0)
+    if cutlass.const_expr(lengths.cu_seqlens_k is not None):
+        k_begin = lengths.cu_seqlens_k[real]
+        k_len = cutlass.max(lengths.cu_seqlens_k[real + 1] - k_begin, 0)
+    q_len = q_rows
+    if cutlass.const_expr(lengths.seqused_q is not None):
+        q_len = cutlass.max(cutlass.min(q_rows, lengths.seqused_q[real]), 0)
+    if cutlass.const_expr(lengths.seqused_k is not None):
+        k_len = cutlass.max(cutlass.min(k_len, lengths.seqused_k[real]), 0)
+    k_len = k_len if index < lengths.batch else Int32(0)
+    return Sequence(q_begin, q_rows, q_len, k_begin, k_len)
+
+
+class TileOrder(Carried):
+    """Turns ascending tile numbers into tiles.
+
+    Numbers ascend for a CTA, so a ragged batch is searched onwards from the group of 32 sequences where the
+    last tile was found: ``group`` starts at sequence ``base`` and tile ``base_tile``.
+    """
+
+    carried = ("base", "base_tile")
+
+    def __init__(self, plan, bounds, lengths):
+        self.plan = plan
+        self.bounds = bounds
+        self.lengths = lengths
+        self.base = Int32(0)
+        self.base_tile = Int32(0)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether sequences differ in their number of row blocks."""
+        return self.plan.cu_seqlens_q
+
+    @cute.jit
+    def find(self, number: Int32):
+        """The record of tile ``number``; its row block is ``END_OF_WORK`` past the last tile."""
+        if cutlass.const_expr(self.ragged):
+            return self._find_ragged(number)
+        lengths = self.lengths
+        blocks = self._row_blocks(lengths.rows_q)
+        per_batch = blocks * lengths.heads
+        total = per_batch * lengths.batch
+        block, joint = self._within(number, blocks, lengths.heads * lengths.batch, lengths.rows_k)
+        batch = joint // lengths.heads
+        head = joint - batch * lengths.heads
+        return self._record(block, head, batch, number < total)
+
+    def _row_blocks(self, rows):
+        return (rows * self.plan.pack_gqa + self.plan.tile_m - 1) // self.plan.tile_m
+
+    @cute.jit
+    def _within(self, number: Int32, blocks: Int32, heads: Int32, rows_k: Int32):
+        """Row block and head of a tile: sections of heads whose K and V fit in L2, longest blocks first."""
+        block = number - number // blocks * blocks
+        head = number // blocks
+        if cutlass.const_expr(self.plan.schedule.order == "longest_first"):
+            key_bytes = (self.plan.head_dim + self.plan.head_dim_v) * 2
+            fitting = self.plan.schedule.section_bytes // key_bytes // cutlass.max(rows_k, 1)
+            section_heads = cutlass.max(fitting, 1) * self.lengths.group
+            section = number // (section_heads * blocks)
+            rest = number - section * section_heads * blocks
+            here = cutlass.max(cutlass.min(section_heads, heads - section * section_heads), 1)
+            block = blocks - 1 - rest // here
+            head = section * section_heads + rest - rest // here * here
+        return block, head
+
+    @cute.jit
+    def _find_ragged(self, number: Int32):
+        lengths = self.lengths
+        lane = cute.arch.lane_idx()
+        last = lengths.batch + 1
+        upto, mine = self._tiles_upto(lane)
+        total = cute.arch.shuffle_sync(upto, offset=WARP - 1)
+        while self.base_tile + total <= number and self.base + WARP < last:
+            self.base += WARP
+            self.base_tile += total
+            upto, mine = self._tiles_upto(lane)
+            total = cute.arch.shuffle_sync(upto, offset=WARP - 1)
+        below = cute.arch.vote_ballot_sync(self.base_tile + upto <= number)
+        owner = cute.arch.popc(below)
+        valid = owner < WARP
+        owner = cutlass.min(owner, WARP - 1)
+        before = cute.arch.shuffle_sync(upto - mine, offset=owner)
+        blocks = cutlass.max(cute.arch.shuffle_sync(mine, offset=owner) // lengths.heads, 1)
+        batch = self.base + owner
+        inside = number - self.base_tile - before
+        k_len = sequence(lengths, batch).k_len
+        block, head = self._within(inside, blocks, lengths.heads, k_len)
+        return self._record(block, head, batch, valid)
+
+    @cute.jit
+    def _tiles_upto(self, lane: Int32):
+        """Tiles of this lane's sequence, and of all sequences of the group up to and with it."""
+        index = self.base + lane
+        rows = sequence(self.lengths, cutlass.min(index, self.lengths.batch)).q_rows
+        mine = self._row_blocks(rows) * self.lengths.heads
+        mine = mine if index <= self.lengths.batch else Int32(0)
+        upto = mine
+        for distance in cutlass.range_constexpr(5):
+            other = cute.arch.shuffle_sync_up(upto, offset=1 << distance, mask_and_clamp=0)
+            upto = upto + other if lane >= (1 << distance) else upto
+        return upto, mine
+
+    @cute.jit
+    def _record(self, block: Int32, head: Int32, batch: Int32, valid):
+        item = sequence(self.lengths, batch)
+        n_begin, n_end = self.bounds.visited(block, item.q_len, item.k_len)
+        block = block if valid else Int32(END_OF_WORK)
+        return TileRecord(
+            block, head, batch, item.q_begin, item.q_rows, item.q_len, item.k_begin, item.k_len, n_begin, n_end
+        )
+
+
+@cute.jit
+def next_number(plan: cutlass.Constexpr, counter, number: Int32):
+    """The tile number after ``number`` for this CTA; the first is its block index. By one whole warp."""
+    grid = cute.arch.grid_dim()[0]
+    following = number + grid
+    if cutlass.const_expr(plan.schedule.dynamic):
+        taken = Int32(0)
+        if cute.arch.lane_idx() == 0:
+            taken = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        following = grid + cute.arch.shuffle_sync(taken, offset=0)
+    return following
+
+
+@cute.jit
+def leave(plan: cutlass.Constexpr, counter):
+    """The last CTA to leave zeroes the counter for the next launch. By one whole warp."""
+    if cutlass.const_expr(plan.schedule.dynamic):
+        if cute.arch.lane_idx() == 0:
+            left = cute.arch.atomic_add(counter.iterator + 1, Int32(1), sem="relaxed", scope="gpu")
+            if left == cute.arch.grid_dim()[0] - 1:
+                counter[0] = Int32(0)
+                counter[1] = Int32(0)
+
+
+@cute.jit
+def run_schedule(order, plan: cutlass.Constexpr, counter, tile_ring, words):
+    """The scheduling role: announce one tile after another, then the end."""
+    number = cute.arch.block_idx()[0]
+    working = cutlass.Boolean(True)
+    while working:
+        record = order.find(number)
+        tile_ring.acquire()
+        if cute.arch.lane_idx() == 0:
+            record.write(words)
+        tile_ring.signal()
+        tile_ring.advance()
+        working = record.row_block != END_OF_WORK
+        if working:
+            number = next_number(plan, counter, number)
+    leave(plan, counter)

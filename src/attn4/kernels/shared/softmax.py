@@ -1,0 +1,128 @@
+"""The online softmax of one warpgroup's rows: running maximum and sum, and the factor that the output needs."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+from attn4.kernels.dsl import math, mma
+from attn4.kernels.dsl.carried import Fixed
+
+QUAD = 4
+"""Lanes that share a row of a warpgroup accumulator."""
+
+
+class OnlineSoftmax(Fixed):
+    """Statistics of the two rows that a thread holds, in registers.
+
+    ``row_max`` is in units of the raw scores and may lag behind the true maximum by ``rescale_threshold`` in
+    log2 units; ``row_sum`` is this thread's share of the sum of 2^((score - row_max) * scale_log2).
+    """
+
+    def __init__(self, plan, scale_log2):
+        self.plan = plan
+        self.scale_log2 = scale_log2
+        self.row_max = cute.make_rmem_tensor(2, Float32)
+        self.row_sum = cute.make_rmem_tensor(2, Float32)
+        self.rescale = cute.make_rmem_tensor(2, Float32)
+
+    @cute.jit
+    def first(self, scores):
+        """Start a row with its first block of scores; they become probabilities."""
+        for half in cutlass.range_constexpr(2):
+            row = mma.by_row(scores)[half, None]
+            row_max = quad_reduce(math.reduce_columns(row, cute.arch.fmax, row[0]), cute.arch.fmax)
+            self.row_max[half] = row_max
+            self.rescale[half] = Float32(1.0)
+            self.row_sum[half] = self._exponentiate(row, row_max, Float32(0.0), masked=True)
+
+    @cute.jit
+    def update(self, scores, masked: cutlass.Constexpr[bool]):
+        """Fold in another block; they become probabilities, and ``rescale`` what the output is multiplied by."""
+        for half in cutlass.range_constexpr(2):
+            row = mma.by_row(scores)[half, None]
+            old_max = self.row_max[half]
+            row_max = quad_reduce(math.reduce_columns(row, cute.arch.fmax, old_max), cute.arch.fmax)
+            if cutlass.const_expr(self.plan.rescale_threshold > 0):
+                grown = (row_max - old_max) * self.scale_log2 > self.plan.rescale_threshold
+                row_max = row_max if grown else old_max
+            self.row_max[half] = row_max
+            rescale = cute.math.exp2((old_max - finite(row_max)) * self.scale_log2, fastmath=True)
+            self.rescale[half] = rescale
+            self.row_sum[half] = self._exponentiate(row, row_max, self.row_sum[half] * rescale, masked)
+
+    @cute.jit
+    def apply_rescale(self, output):
+        """Multiply the output accumulator's rows by ``rescale``; skipped by a warp none of whose rows moved."""
+        if cutlass.const_expr(self.plan.rescale_threshold > 0):
+            moved = (self.rescale[0] != 1.0) or (self.rescale[1] != 1.0)
+            if cute.arch.vote_any_sync(moved):
+                scale_rows(output, self.rescale)
+        else:
+            scale_rows(output, self.rescale)
+
+    @cute.jit
+    def finish(self, output):
+        """Divide the output by the row sums; returns the natural-log LSE of both rows. An empty row: 0, -inf."""
+        lse = cute.make_rmem_tensor(2, Float32)
+        for half in cutlass.range_constexpr(2):
+            total = quad_reduce(self.row_sum[half], lambda a, b: a + b)
+            empty = total == 0.0
+            self.rescale[half] = Float32(0.0) if empty else cute.arch.rcp_approx(total)
+            log2_sum = self.row_max[half] * self.scale_log2 + cute.math.log2(total, fastmath=True)
+            lse[half] = -Float32.inf if empty else log2_sum * math.LN_2
+        scale_rows(output, self.rescale)
+        return lse
+
+    @cute.jit
+    def empty(self):
+        """Statistics of rows that saw no key."""
+        self.row_max.fill(-Float32.inf)
+        self.row_sum.fill(0.0)
+
+    @cute.jit
+    def _exponentiate(self, row, row_max, row_sum, masked: cutlass.Constexpr[bool]):
+        offset = finite(row_max) * self.scale_log2
+        values = row.load() * self.scale_log2 - offset
+        every = self.plan.fma_exp_every
+        if cutlass.const_expr(every == 0 or masked):
+            # A masked score must give an exact zero, which the polynomial does not.
+            row.store(cute.math.exp2(values, fastmath=True))
+        else:
+            row.store(values)
+            for i in cutlass.range_constexpr(cute.size(row)):
+                if cutlass.const_expr(i % every == every - 1):
+                    row[i] = math.exp2_fma(row[i])
+                else:
+                    row[i] = cute.math.exp2(row[i], fastmath=True)
+        return math.reduce_columns(row, lambda a, b: a + b, row_sum)
+
+
+def finite(row_max):
+    """The maximum, or 0 for a row that has seen no key: -inf - -inf would be NaN."""
+    return cutlass.select_(row_max == -Float32.inf, Float32(0.0), row_max)
+
+
+@cute.jit
+def quad_reduce(value, function: cutlass.Constexpr):
+    """Reduce over the four lanes that share a row."""
+    value = function(value, cute.arch.shuffle_sync_bfly(value, offset=1))
+    return function(value, cute.arch.shuffle_sync_bfly(value, offset=2))
+
+
+@cute.jit
+def scale_rows(accumulator, factors):
+    """Multiply the two rows of an accumulator fragment by ``factors``."""
+    by_row = mma.by_row(accumulator)
+    for half in cutlass.range_constexpr(2):
+        row = by_row[half, None]
+        row.store(row.load() * factors[half])
+
+
+@cute.jit
+def to_operand(scores, operand):
+    """Round probabilities to the 16-bit registers of operand A: both fragments hold them in the same order."""
+    words = cute.recast_tensor(operand, cutlass.Int32)
+    for i in cutlass.range_constexpr(cute.size(words)):
+        words[i] = math.pack(scores[2 * i], scores[2 * i + 1], operand.element_type)

@@ -1,0 +1,165 @@
+"""Launching a kernel on a GPU, with all that can be decided once per signature decided in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn4.machine import Machine, machine
+from attn4.ops import workspace
+from attn4.ops.call import Call
+
+Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``."""
+
+NO_VECTORS: Vectors = (None, None, None, None)
+"""Known by identity: all sequences have the length of their tensor."""
+
+ALIGNMENT_BYTES = 16
+"""Copy engines take addresses and strides in multiples of 16 bytes."""
+
+UNBOUNDED = 2**30
+"""A window bound past any row index, and still far from the end of int32."""
+
+_ARCHITECTURES = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+
+# torch.cuda.current_device first checks that CUDA is initialised, which a CUDA tensor proves.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Launch:
+    """A kernel and its constant arguments. ``kernel`` is None where no query meets a key.
+
+    ``out_like`` and ``lse_like`` have one element's memory and the shape of the results: torch.empty_like of
+    them is a third cheaper than torch.empty of a shape. ``scattered``: which of q, k, v have strides that a
+    copy engine cannot take.
+    """
+
+    kernel: Callable[..., None] | None
+    device: int
+    out_like: Tensor
+    lse_like: Tensor | None
+    softmax_scale: float
+    window_left: int
+    window_right: int
+    dynamic: bool
+    ctas: int
+    scattered: tuple[bool, bool, bool]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, out: Tensor | None) -> Any:
+        """Out, or (out, lse). ``out`` has been checked."""
+        if _current_device() != self.device:
+            with torch.cuda.device(self.device):
+                return self._run(q, k, v, vectors, out)
+        return self._run(q, k, v, vectors, out)
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, out: Tensor | None) -> Any:
+        if out is None:
+            out = torch.empty_like(self.out_like, memory_format=torch.contiguous_format)
+        lse = None
+        if self.lse_like is not None:
+            lse = torch.empty_like(self.lse_like, memory_format=torch.contiguous_format)
+        if self.kernel is None:
+            return _fill_empty(out, lse)
+        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES or True in self.scattered:
+            q, k, v = (_movable(x, scattered) for x, scattered in zip((q, k, v), self.scattered, strict=True))
+        if vectors is not NO_VECTORS:
+            vectors = _movable_vectors(vectors)
+        self.kernel(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            self.softmax_scale,
+            self.window_left,
+            self.window_right,
+            *vectors,
+            workspace.counter(self.device) if self.dynamic else None,
+            self.ctas,
+        )
+        return out if lse is None else (out, lse)
+
+
+def prepare(call: Call) -> Launch:
+    """Choose a plan and load its kernel.
+
+    Raises NotImplementedError with every reason why this GPU cannot run the call.
+    """
+    from attn4.artifact import kernel_for
+    from attn4.plan.choose import choose, runnable
+
+    device = call.q.get_device()
+    problem, target = call.problem(), machine_of(device)
+    reasons = runnable(problem, target)
+    if reasons:
+        raise NotImplementedError(" ".join(reasons))
+    idle = 0 in call.out_shape or 0 in call.k.shape
+    plan = None if idle else choose(problem, target)
+    return Launch(
+        kernel=None if plan is None else kernel_for(plan),
+        device=device,
+        out_like=call.q.new_empty(1).expand(call.out_shape),
+        lse_like=call.q.new_empty(1, dtype=torch.float32).expand(call.lse_shape) if call.return_lse else None,
+        softmax_scale=call.softmax_scale,
+        window_left=_clamp(call.mask.left),
+        window_right=_clamp(call.mask.right),
+        dynamic=plan is not None and plan.schedule.dynamic,
+        ctas=sm_count(device),
+        scattered=(_scattered(call.q), _scattered(call.k), _scattered(call.v)),
+    )
+
+
+def machine_of(device: int) -> Machine:
+    """The architecture of a GPU. Raises NotImplementedError for one that attn4 does not know."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability not in _ARCHITECTURES:
+        known = ", ".join(sorted(_ARCHITECTURES.values()))
+        raise NotImplementedError(
+            f"{torch.cuda.get_device_name(device)} is sm_{capability[0]}{capability[1]}; attn4 is written "
+            f"for {known}: use such a GPU, or backend='reference'"
+        )
+    return machine(_ARCHITECTURES[capability])
+
+
+def sm_count(device: int) -> int:
+    """The streaming multiprocessors of a GPU, which is how many CTAs a persistent grid has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _clamp(bound: int | None) -> int:
+    return UNBOUNDED if bound is None else max(-UNBOUNDED, min(bound, UNBOUNDED))
+
+
+def _scattered(x: Tensor) -> bool:
+    return any(stride * x.element_size() % ALIGNMENT_BYTES for stride in x.stride()[:-1])
+
+
+def _movable(x: Tensor, scattered: bool) -> Tensor:
+    """``x`` itself, or a contiguous copy where the copy engine could not take it."""
+    if scattered or x.data_ptr() % ALIGNMENT_BYTES:
+        return x.clone(memory_format=torch.contiguous_format)
+    return x
+
+
+def _movable_vectors(vectors: Vectors) -> Vectors:
+    cu_q, cu_k, used_q, used_k = vectors
+    return _movable_vector(cu_q), _movable_vector(cu_k), _movable_vector(used_q), _movable_vector(used_k)
+
+
+def _movable_vector(x: Tensor | None) -> Tensor | None:
+    if x is None or (x.data_ptr() % ALIGNMENT_BYTES == 0 and x.is_contiguous()):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _fill_empty(out: Tensor, lse: Tensor | None) -> Any:
+    out.zero_()
+    if lse is None:
+        return out
+    return out, lse.fill_(-torch.inf)

@@ -1,0 +1,136 @@
+"""From a problem and a machine to a plan, or to the reasons why there is none."""
+
+from __future__ import annotations
+
+from attn4.machine import MACHINES, Machine
+from attn4.plan import sm90, sm100, sm100_backward
+from attn4.plan.channels import validate
+from attn4.plan.layout import padded
+from attn4.plan.plan import Plan
+from attn4.problem import Problem
+
+DTYPES = ("bfloat16", "float16")
+MOST_HEAD_DIM = 256
+HEAD_DIM_MULTIPLE = 8
+UNEQUAL_HEAD_DIMS = (192, 128)
+
+REFERENCE = 'use backend="reference", which runs on every device'
+
+
+def choose(problem: Problem, machine: Machine, *, cta_group: int | None = None) -> Plan:
+    """The plan of ``problem`` on ``machine``, checked.
+
+    Shapes, strides and lengths leave no trace in it, except for two choices: whether the query heads of a
+    group share a tile, and whether a CTA takes one query tile or two. ``cta_group`` asks for pairs of CTAs
+    (2) or single ones (1); by default the plan decides.
+
+    Raises
+    ------
+    ValueError
+        The problem is not one of attention, or ``cta_group`` does not fit it.
+    NotImplementedError
+        No plan exists for it on this machine.
+    """
+    wrong = invalid(problem)
+    if wrong:
+        raise ValueError(" ".join(wrong))
+    missing = unplanned(problem, machine)
+    if missing:
+        raise NotImplementedError(" ".join(missing))
+    groups = cta_groups(problem, machine)
+    if cta_group is not None and cta_group not in groups:
+        raise ValueError(
+            f"A group of {cta_group} CTAs was asked for; this problem on {machine.name} is planned with "
+            f"{' or '.join(map(str, groups))}. Leave cta_group out, or choose one of those."
+        )
+    plan = _build(problem, machine, groups[0] if cta_group is None else cta_group)
+    validate(plan, machine)
+    return plan
+
+
+def _build(problem: Problem, machine: Machine, cta_group: int) -> Plan:
+    if not machine.tensor_columns:
+        return sm90.forward(problem, machine)
+    if problem.direction == "backward":
+        return sm100_backward.backward(problem, machine, cta_group)
+    return sm100.forward(problem, machine, cta_group)
+
+
+def cta_groups(problem: Problem, machine: Machine) -> tuple[int, ...]:
+    """How many CTAs may share a product of this supported problem, the default first."""
+    if 2 not in machine.cta_groups:
+        return (1,)
+    if problem.direction == "backward":
+        # Below 128 shared memory does not bind; halving its traffic would buy nothing.
+        return (2, 1) if padded(problem.head_dim) == sm100_backward.MOST_HEAD_DIM else (1,)
+    # The halves of a pair must take equally many steps: no mask, no lengths that differ, several tiles.
+    ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
+    even = problem.mask.kind == "full" and not ragged
+    several = problem.seqlen_q > 2 * sm100.TILE_ROWS
+    return (1, 2) if even and several else (1,)
+
+
+def unsupported(problem: Problem, machine: Machine) -> tuple[str, ...]:
+    """Why no plan for ``problem`` exists on ``machine``, in full sentences; empty if one does."""
+    return (*invalid(problem), *unplanned(problem, machine))
+
+
+def runnable(problem: Problem, machine: Machine) -> tuple[str, ...]:
+    """Why ``problem`` does not run on ``machine`` today: no plan, or no kernel for it; empty if it does."""
+    reasons = unsupported(problem, machine)
+    if not reasons and machine.tensor_columns:
+        reasons = (
+            f"{machine.chip} ({machine.name}) has plans, but its kernels are not built yet; GPUs of compute "
+            f"capability 9.0 run attn4's kernels. On this one, {REFERENCE}.",
+        )
+    return reasons
+
+
+def invalid(problem: Problem) -> tuple[str, ...]:
+    """What is wrong with ``problem`` on any machine that has kernels."""
+    reasons = []
+    if problem.dtype not in DTYPES:
+        reasons.append(f"The dtype is {problem.dtype}; kernels take {' and '.join(DTYPES)}. Convert, or {REFERENCE}.")
+    for name, value in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
+        if value % HEAD_DIM_MULTIPLE or not 0 < value <= MOST_HEAD_DIM:
+            reasons.append(
+                f"{name} is {value}; kernels take multiples of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} to "
+                f"{MOST_HEAD_DIM}. Pad with zeros, or {REFERENCE}."
+            )
+    if problem.heads < 1 or problem.kv_heads < 1 or problem.heads % problem.kv_heads:
+        reasons.append(
+            f"There are {problem.heads} query heads and {problem.kv_heads} key/value heads; the first must be a "
+            "positive multiple of the second. Repeat the key/value heads, or drop some."
+        )
+    sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
+    reasons += [f"{name} is {size}; sizes are not negative." for name, size in sizes.items() if size < 0]
+    return tuple(reasons)
+
+
+def unplanned(problem: Problem, machine: Machine) -> tuple[str, ...]:
+    """What no plan on ``machine`` covers, of a problem that is valid."""
+    if machine.name not in {known.name for known in MACHINES}:
+        return (
+            f"{machine.chip} ({machine.name}) has no plans; they exist for "
+            f"{', '.join(known.name for known in MACHINES)}. Elsewhere, {REFERENCE}.",
+        )
+    reasons = []
+    pair = (padded(problem.head_dim), padded(problem.head_dim_v))
+    if pair[0] != pair[1] and pair != UNEQUAL_HEAD_DIMS:
+        reasons.append(
+            f"head_dim is {problem.head_dim} and head_dim_v is {problem.head_dim_v}; they must round up to the same "
+            f"multiple of 32, or to {UNEQUAL_HEAD_DIMS[0]} and {UNEQUAL_HEAD_DIMS[1]}. Pad the smaller with zeros, "
+            f"or {REFERENCE}."
+        )
+    if problem.direction == "backward" and not machine.tensor_columns:
+        reasons.append(
+            f"The backward pass has no plan on {machine.chip} ({machine.name}) yet. Call it without gradients, "
+            f"or {REFERENCE}."
+        )
+    if problem.direction == "backward" and machine.tensor_columns and max(pair) > sm100_backward.MOST_HEAD_DIM:
+        reasons.append(
+            f"head_dim is {problem.head_dim} and head_dim_v is {problem.head_dim_v}; the backward pass on "
+            f"{machine.chip} ({machine.name}) is planned up to {sm100_backward.MOST_HEAD_DIM}. "
+            f"For more, {REFERENCE}."
+        )
+    return tuple(reasons)

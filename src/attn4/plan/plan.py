@@ -1,0 +1,149 @@
+"""How it is done: everything that a kernel is compiled from, and nothing that a call may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attn4.mask import MaskKind
+from attn4.problem import Direction, DType
+
+Space = Literal["shared", "tensor"]
+ChannelKind = Literal["tma", "thread", "mma", "named"]
+TileOrder = Literal["linear", "longest_first", "shortest_first"]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A set of consecutive warps that run one function. ``registers`` is per thread, after reallocation.
+
+    ``leader_only``: of a pair of CTAs (``cta_group`` 2) only the first runs it, for both.
+    """
+
+    name: str
+    first_warp: int
+    warps: int
+    registers: int
+    job: str
+    leader_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named piece of shared memory (bytes) or tensor memory (32-bit columns).
+
+    ``offset`` and ``size`` are bytes in shared memory and columns in tensor memory, ``size`` over all
+    stages. ``shape`` is one stage in elements. ``borrows`` names the buffer whose storage this one uses.
+    """
+
+    name: str
+    space: Space
+    shape: tuple[int, ...]
+    dtype: str
+    stages: int
+    offset: int
+    size: int
+    borrows: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A ring of ``stages`` slots handed from ``producer`` to ``consumers``.
+
+    ``full_arrivals`` complete a full barrier's phase, together with ``transaction_bytes`` if not 0
+    (bytes that asynchronous copies report); ``empty_arrivals`` complete an empty barrier's phase.
+    ``kind`` says who signals full: the copy engine ("tma"), threads ("thread"), the tensor core
+    ("mma"), or that it is a hardware named barrier ("named").
+    """
+
+    name: str
+    kind: ChannelKind
+    buffer: str | None
+    stages: int
+    producer: str
+    consumers: tuple[str, ...]
+    full_arrivals: int
+    empty_arrivals: int
+    transaction_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """In which order tiles are taken, and by whom.
+
+    ``dynamic``: a persistent grid takes tiles from a counter in global memory. ``section_bytes`` bounds
+    K and V of the heads worked on together, so that they stay in L2; 0 is no sections.
+    """
+
+    order: TileOrder = "linear"
+    persistent: bool = True
+    dynamic: bool = False
+    section_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxPlan:
+    """How the online softmax spends its instructions.
+
+    ``rescale_threshold``: the running maximum moves only when it grows by more than this, in log2 units;
+    0 moves it always. ``fma_exp_every``: one 2^x in so many is a polynomial on the FMA units; 0 is none.
+    """
+
+    rescale_threshold: float = 0.0
+    fma_exp_every: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One kernel. Equal plans give equal kernels; a plan holds no shape, stride or length of a call.
+
+    ``head_dim`` and ``head_dim_v`` are padded to the kernel's tile; the true ones arrive with the tensors.
+    ``tile_m`` counts query rows of a CTA, ``tile_n`` keys of one step. ``pack_gqa`` query heads of a group
+    share a tile (1: not packed).
+    """
+
+    arch: str
+    direction: Direction
+    dtype: DType
+    head_dim: int
+    head_dim_v: int
+    mask: MaskKind
+    tile_m: int
+    tile_n: int
+    roles: tuple[Role, ...]
+    buffers: tuple[Buffer, ...]
+    channels: tuple[Channel, ...]
+    schedule: Schedule
+    softmax: SoftmaxPlan = SoftmaxPlan()
+    cta_group: int = 1
+    pack_gqa: int = 1
+    cu_seqlens_q: bool = False
+    cu_seqlens_k: bool = False
+    seqused_q: bool = False
+    seqused_k: bool = False
+    lse: bool = True
+    ping_pong: bool = True
+    overlap: bool = True
+    deterministic: bool = False
+
+    def role(self, name: str) -> Role:
+        """The role of that name."""
+        return next(role for role in self.roles if role.name == name)
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer of that name."""
+        return next(buffer for buffer in self.buffers if buffer.name == name)
+
+    def channel(self, name: str) -> Channel:
+        """The channel of that name."""
+        return next(channel for channel in self.channels if channel.name == name)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * sum(role.warps for role in self.roles)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the buffers; a borrowed buffer costs nothing."""
+        return sum(b.size for b in self.buffers if b.space == "shared" and b.borrows is None)

@@ -1,0 +1,259 @@
+"""Forward plans for Blackwell (sm_100a, sm_103a): two query tiles in turns, scores and output in tensor memory.
+
+Per step of 128 keys the mma warp issues, for tile i of the CTA, O_i += P_i V and then the next S_i = Q_i K^T,
+while the softmax warpgroup of the other tile works: products and exponentials overlap. A softmax thread owns
+a row. The correction warpgroup rescales O, off the softmax's path, and writes the output.
+
+Two facts save barriers, both because products complete in the order of issue: a full S_i(j+1) says that
+O_i += P_i(j) V has read P_i and written O_i; and the products after S_i was read are issued only once P_i,
+which lies in S_i's columns, is full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn4.machine import Machine
+from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
+from attn4.plan.plan import Channel, Plan, Role, Schedule, SoftmaxPlan
+from attn4.problem import Problem
+
+TILE_ROWS = 128
+"""Query rows of one tensor-core tile: the lanes of tensor memory."""
+
+TILE_KEYS = 128
+
+LAST_SPLIT = 32
+"""Keys of a step whose probabilities come last: O += P V begins on the first three quarters."""
+
+TILE_RECORD_WORDS = 12
+
+SMALL_BYTES = 3 * 1024
+"""Kept free for row statistics, tile records and barriers when tiles share out the rest."""
+
+MOST_STAGES = 10
+"""Deeper K/V rings hide no more latency: 10 slots of 16 KB are 160 KB in flight."""
+
+SECTION_BYTES = 50 * 2**20
+"""K and V of the heads that are worked on together: well inside L2."""
+
+RESCALE_THRESHOLD = 8.0
+"""In log2 units: a factor of 256 leaves bf16 and fp16 probabilities exact to their own precision."""
+
+FMA_EXP_EVERY = 8
+"""12.5% of the exponentials by polynomial: between the 6% and 19% that the reference takes by shape.
+
+The same for every mask and tile count, so that a row's result does not depend on them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What decides a forward plan's storage: query tiles of a CTA, padded head dimensions, CTAs of a group."""
+
+    tiles: int
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    cta_group: int
+
+    @property
+    def one_ring(self) -> bool:
+        """K and V tiles of one size take turns in one ring of slots."""
+        return self.head_dim == self.head_dim_v
+
+    @property
+    def key_shape(self) -> tuple[int, int]:
+        """Of a pair, each CTA holds half of the keys of K, operand B of S."""
+        return (TILE_KEYS // self.cta_group, self.head_dim)
+
+    @property
+    def value_shape(self) -> tuple[int, int]:
+        """Of a pair, each CTA holds half of the columns of V, operand B of O."""
+        return (TILE_KEYS, self.head_dim_v // self.cta_group)
+
+
+def forward(problem: Problem, machine: Machine, cta_group: int = 1) -> Plan:
+    """The plan of the forward pass of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs."""
+    mask = problem.mask.kind
+    head_dim, head_dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
+    pack_gqa = packed_heads(problem)
+    tiles = 1 if head_dim_v > 128 or problem.seqlen_q * pack_gqa <= TILE_ROWS else 2
+    layout = Layout(tiles, head_dim, head_dim_v, problem.dtype, cta_group)
+    schedule = forward_schedule(problem)
+    pieces, borrowed = shared_pieces(layout, machine, schedule.dynamic)
+    channels = forward_channels(layout, pieces, schedule.dynamic, borrowed)
+    barriers = Piece(name="barriers", shape=(barrier_count(channels),), dtype="int64")
+    return Plan(
+        arch=machine.name,
+        direction="forward",
+        dtype=problem.dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        mask=mask,
+        tile_m=tiles * TILE_ROWS,
+        tile_n=TILE_KEYS,
+        roles=forward_roles(layout, schedule.dynamic, machine),
+        buffers=(*pack("shared", (*pieces, barriers)), *pack("tensor", tensor_pieces(layout))),
+        channels=channels,
+        schedule=schedule,
+        softmax=softmax(machine),
+        cta_group=cta_group,
+        pack_gqa=pack_gqa,
+        cu_seqlens_q=problem.cu_seqlens_q,
+        cu_seqlens_k=problem.cu_seqlens_k,
+        seqused_q=problem.seqused_q,
+        seqused_k=problem.seqused_k,
+        lse=problem.lse,
+    )
+
+
+def packed_heads(problem: Problem) -> int:
+    """Query heads that share a tile: those of a group, where tiles of one head would be half empty.
+
+    The group must divide a tile's rows, for one tensor-map copy to load it.
+    """
+    fits = problem.group > 1 and TILE_ROWS % problem.group == 0
+    return problem.group if fits and problem.seqlen_q <= TILE_ROWS // 2 else 1
+
+
+def softmax(machine: Machine) -> SoftmaxPlan:
+    """The polynomial helps where 16 exponentials a cycle bind as tightly as the tensor core does."""
+    return SoftmaxPlan(RESCALE_THRESHOLD, FMA_EXP_EVERY if machine.exponentials <= 16 else 0)
+
+
+def forward_schedule(problem: Problem) -> Schedule:
+    """Equal tiles are dealt statically; unequal ones from a counter, longest first, by L2-sized sections."""
+    ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
+    if problem.mask.kind == "full" and not ragged:
+        return Schedule()
+    return Schedule("longest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
+
+
+def forward_roles(layout: Layout, dynamic: bool, machine: Machine) -> tuple[Role, ...]:
+    """Warpgroups for softmax and correction, and one warpgroup of single warps."""
+    softmax_registers, correction, other = forward_registers(layout, machine)
+    jobs: list[tuple[str, int, int, str]] = [
+        (f"softmax{i}", 4, softmax_registers, f"a row a thread: maximum, 2^x, sum; P{i} into the columns of S{i}")
+        for i in range(layout.tiles)
+    ]
+    jobs += [
+        ("correction", 4, correction, "rescales O where the maximum grew, normalises it, writes LSE"),
+        ("mma", 1, other, "issues S = Q K^T and O += P V"),
+        ("store", 1, other, "copies finished output tiles to global memory"),
+        ("load", 1, other, "copies Q, K and V to shared memory"),
+        ("schedule", 1, other, "takes tiles from the counter and announces them")
+        if dynamic
+        else ("idle", 1, other, "completes the warpgroup"),
+    ]
+    roles: list[Role] = []
+    first = 0
+    for name, warps, registers, job in jobs:
+        roles.append(Role(name, first, warps, registers, job, leader_only=name == "mma" and layout.cta_group == 2))
+        first += warps
+    return tuple(roles)
+
+
+def forward_registers(layout: Layout, machine: Machine) -> tuple[int, int, int]:
+    """Registers of a softmax, a correction and any other thread: 512 (one tile: 504) for each lane of a warp.
+
+    A softmax thread holds a row of 128 scores; without the polynomial it needs fewer temporaries.
+    """
+    if layout.tiles == 1:
+        return (240, 160, 64)
+    if machine.exponentials > 16:
+        return (176, 88, 72)
+    if layout.head_dim <= 64:
+        return (200, 64, 48)
+    if layout.head_dim <= 96:
+        return (192, 80, 48)
+    return (184, 80, 64) if layout.cta_group == 2 else (192, 72, 56)
+
+
+def shared_pieces(layout: Layout, machine: Machine, dynamic: bool) -> tuple[tuple[Piece, ...], bool]:
+    """The shared buffers but the barriers, and whether the output borrows the query's storage."""
+    query = Piece(name="query", shape=(TILE_ROWS, layout.head_dim), dtype=layout.dtype, stages=layout.tiles)
+    out = Piece(name="out", shape=(TILE_ROWS, layout.head_dim_v), dtype=layout.dtype, stages=layout.tiles)
+    free = machine.shared_memory - SMALL_BYTES - query.size("shared")
+    ring = ring_pieces(layout, free - out.size("shared"))
+    borrowed = not ring
+    if borrowed:
+        ring = ring_pieces(layout, free)
+        out = Piece(name=out.name, shape=out.shape, dtype=out.dtype, stages=out.stages, borrows="query")
+    small = [Piece(name=f"row_stats{i}", shape=(TILE_ROWS, 2), dtype="float32") for i in range(layout.tiles)]
+    if dynamic:
+        small.append(Piece(name="tile", shape=(TILE_RECORD_WORDS,), dtype="int32", stages=2))
+    return (query, *ring, out, *small), borrowed
+
+
+def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
+    """K and V slots in ``room`` bytes: one ring if the tiles are equal, else two; none if not one pair fits."""
+    key = stage_size("shared", layout.key_shape, layout.dtype)
+    if layout.one_ring:
+        stages = min(room // key, MOST_STAGES)
+        if stages < 2:
+            return ()
+        return (Piece(name="key_value", shape=layout.key_shape, dtype=layout.dtype, stages=stages),)
+    value = stage_size("shared", layout.value_shape, layout.dtype)
+    pairs = min(room // (key + value), MOST_STAGES // 2)
+    if pairs < 1:
+        return ()
+    keys = pairs + (room - pairs * (key + value) >= key)
+    return (
+        Piece(name="key", shape=layout.key_shape, dtype=layout.dtype, stages=keys),
+        Piece(name="value", shape=layout.value_shape, dtype=layout.dtype, stages=pairs),
+    )
+
+
+def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
+    """Two score tiles, P in the upper half of each, and an output for each query tile: 512 columns at most.
+
+    With one query tile the two score tiles belong to successive steps.
+    """
+    scores = [Piece(name=f"scores{i}", shape=(TILE_ROWS, TILE_KEYS), dtype="float32") for i in range(2)]
+    half = TILE_KEYS // 2
+    probabilities = [
+        Piece(
+            name=f"probabilities{i}", shape=(TILE_ROWS, TILE_KEYS), dtype=layout.dtype, borrows=f"scores{i}", at=half
+        )
+        for i in range(2)
+    ]
+    outputs = [
+        Piece(name=f"output{i}", shape=(TILE_ROWS, layout.head_dim_v), dtype="float32") for i in range(layout.tiles)
+    ]
+    return (*scores, *outputs, *probabilities)
+
+
+def forward_channels(
+    layout: Layout, pieces: tuple[Piece, ...], dynamic: bool, borrowed: bool
+) -> tuple[Channel, ...]:
+    """Who hands what to whom; counts are in warps (see plan/channels.py)."""
+    pair = layout.cta_group
+    stages = {piece.name: piece.stages for piece in pieces}
+    bytes_of = {piece.name: stage_size("shared", piece.shape, piece.dtype) * pair for piece in pieces}
+    # A query slot that lends its bytes to the output comes back only when the output has left.
+    readers = ("mma", "store") if borrowed else ("mma",)
+    channels = [Channel("query", "tma", "query", layout.tiles, "load", readers, 1, len(readers), bytes_of["query"])]
+    for name in ("key_value", "key", "value"):
+        if name in stages:
+            channels.append(Channel(name, "tma", name, stages[name], "load", ("mma",), 1, 1, bytes_of[name]))
+    for i in range(2):
+        softmax_role = f"softmax{i if layout.tiles == 2 else 0}"
+        probabilities = f"probabilities{i}"
+        channels += [
+            Channel(f"scores{i}", "mma", f"scores{i}", 1, "mma", (softmax_role,), 1, 0),
+            Channel(probabilities, "thread", probabilities, 1, softmax_role, ("mma",), 4 * pair, 0),
+            Channel(f"{probabilities}_last", "thread", probabilities, 1, softmax_role, ("mma",), 4 * pair, 0),
+        ]
+    for i in range(layout.tiles):
+        channels += [
+            Channel(f"row_stats{i}", "thread", f"row_stats{i}", 1, f"softmax{i}", ("correction",), 4, 4),
+            Channel(f"rescaled{i}", "thread", f"output{i}", 1, "correction", ("mma",), 4 * pair, 0),
+            Channel(f"output{i}", "mma", f"output{i}", 1, "mma", ("correction",), 1, 4 * pair),
+        ]
+    channels.append(Channel("out", "thread", "out", layout.tiles, "correction", ("store",), 4, 1))
+    if dynamic:
+        listeners = (*(f"softmax{i}" for i in range(layout.tiles)), "correction", "mma", "store", "load")
+        warps = 4 * (layout.tiles + 1) + 3
+        channels.append(Channel("tile", "thread", "tile", 2, "schedule", listeners, 1, warps))
+    return tuple(channels)

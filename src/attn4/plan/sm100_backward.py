@@ -1,0 +1,222 @@
+"""Backward plans for Blackwell: a CTA keeps 128 keys and walks over the queries; scores are transposed.
+
+S^T = K Q^T and dP^T = V dO^T put P^T and dS^T in tensor memory just as the products dV += P^T dO and
+dK += dS^T Q want their operand A. dQ = dS K is summed over the CTAs in global memory.
+
+A pair of CTAs (``cta_group`` 2) shares the products of 256 keys, each with half of operand B. dQ sums over
+those 256 keys, so the CTAs exchange halves of dS and each computes 64 rows of dQ: half of the reductions.
+Its dQ lies in the tail of S, because dP of this tile and dQ of the one before are alive together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn4.machine import Machine
+from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
+from attn4.plan.plan import Channel, Plan, Role, Schedule
+from attn4.plan.sm100 import SECTION_BYTES
+from attn4.problem import Problem
+
+ROWS = 128
+"""Queries of a step, and keys of a CTA."""
+
+COMPUTE_WARPS = 8
+
+DQ_COLUMNS = {1: (32, 2), 2: (8, 4)}
+"""Columns of dQ that leave in one bulk reduction, and slots for them, by CTAs in a group."""
+
+MOST_HEAD_DIM = 128
+"""Accumulators of dK and dV, S and dP fill the 512 columns of tensor memory at 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What decides a backward plan's storage."""
+
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    cta_group: int
+
+    @property
+    def dedicated(self) -> bool:
+        """Head dimensions small enough for P and dS to have columns of their own."""
+        return self.head_dim <= 64 and self.head_dim_v <= 64
+
+    def tile(self, name: str, rows: int, columns: int, stages: int = 1) -> Piece:
+        """A tile of 16-bit elements."""
+        return Piece(name=name, shape=(rows, columns), dtype=self.dtype, stages=stages)
+
+
+def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
+    """The plan of the backward pass of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs."""
+    mask = problem.mask.kind
+    layout = Layout(padded(problem.head_dim), padded(problem.head_dim_v), problem.dtype, cta_group)
+    pieces = (*single_pieces(layout), *small_pieces(layout)) if cta_group == 1 else pair_pieces(layout)
+    channels = backward_channels(layout, pieces)
+    barriers = Piece(name="barriers", shape=(barrier_count(channels),), dtype="int64")
+    return Plan(
+        arch=machine.name,
+        direction="backward",
+        dtype=problem.dtype,
+        head_dim=layout.head_dim,
+        head_dim_v=layout.head_dim_v,
+        mask=mask,
+        tile_m=ROWS,
+        tile_n=ROWS,
+        roles=backward_roles(cta_group, mask == "causal" and not problem.deterministic),
+        buffers=(*pack("shared", (*pieces, barriers)), *pack("tensor", tensor_pieces(layout))),
+        channels=channels,
+        schedule=backward_schedule(problem),
+        cta_group=cta_group,
+        cu_seqlens_q=problem.cu_seqlens_q,
+        cu_seqlens_k=problem.cu_seqlens_k,
+        seqused_q=problem.seqused_q,
+        seqused_k=problem.seqused_k,
+        ping_pong=False,
+        deterministic=problem.deterministic,
+    )
+
+
+def backward_schedule(problem: Problem) -> Schedule:
+    """One CTA a key tile. Deterministic sums wait for each other, least under shortest first by sections."""
+    if problem.deterministic and problem.mask.kind != "full":
+        return Schedule("shortest_first", persistent=False, section_bytes=SECTION_BYTES)
+    return Schedule("linear", persistent=False)
+
+
+def backward_roles(cta_group: int, masked: bool) -> tuple[Role, ...]:
+    """Warpgroups for dQ and for the elementwise work; registers are 512 for each lane of a warp."""
+    pair = cta_group == 2
+    reduce, compute, other = (136, 136, 104) if pair else (136, 144, 88) if masked else (152, 136, 88)
+    rest = (
+        (
+            Role("relay", 14, 1, other, "tells the leader that the peer's half of dS has arrived"),
+            Role("idle", 15, 1, other, "completes the warpgroup"),
+        )
+        if pair
+        else (Role("idle", 14, 2, other, "completes the warpgroup"),)
+    )
+    return (
+        Role("reduce", 0, 4, reduce, "adds dQ of a tile to global memory by bulk reductions"),
+        Role("compute", 4, COMPUTE_WARPS, compute, "P^T = 2^(S^T - lse), dS^T = P^T (dP^T - delta); writes dK, dV"),
+        Role("mma", 12, 1, other, "issues the five products of a tile", leader_only=pair),
+        Role("load", 13, 1, other, "copies K, V, and per step Q, dO, lse, delta to shared memory"),
+        *rest,
+    )
+
+
+def single_pieces(layout: Layout) -> tuple[Piece, ...]:
+    """Tiles of a CTA by itself; dK and dV leave through the storage of Q and dO."""
+    columns, slots = DQ_COLUMNS[1]
+    return (
+        layout.tile("key", ROWS, layout.head_dim),
+        layout.tile("value", ROWS, layout.head_dim_v),
+        layout.tile("query", ROWS, layout.head_dim, stages=2),
+        layout.tile("dout", ROWS, layout.head_dim_v),
+        layout.tile("dscores_shared", ROWS, ROWS),
+        Piece(name="dq_slice", shape=(ROWS, columns), dtype="float32", stages=slots),
+        Piece(name="dk_out", shape=(ROWS, layout.head_dim), dtype=layout.dtype, borrows="query"),
+        Piece(name="dv_out", shape=(ROWS, layout.head_dim_v), dtype=layout.dtype, borrows="dout"),
+    )
+
+
+def pair_pieces(layout: Layout) -> tuple[Piece, ...]:
+    """Tiles of one CTA of a pair: a product's operand B is split by rows or by columns, so Q, dO, K come twice."""
+    d, dv = layout.head_dim, layout.head_dim_v
+    columns, slots = DQ_COLUMNS[2]
+    return (
+        layout.tile("key", ROWS, d),
+        layout.tile("key_columns", 2 * ROWS, d // 2),
+        layout.tile("value", ROWS, dv),
+        layout.tile("query", ROWS // 2, d),
+        layout.tile("query_columns", ROWS, d // 2),
+        layout.tile("dout", ROWS // 2, dv),
+        layout.tile("dout_columns", ROWS, dv // 2),
+        layout.tile("dscores_shared", ROWS // 2, 2 * ROWS),
+        layout.tile("dscores_peer", ROWS // 2, ROWS),
+        Piece(name="dq_slice", shape=(ROWS, columns), dtype="float32", stages=slots),
+        *small_pieces(layout),
+        Piece(name="dk_out", shape=(ROWS, d), dtype=layout.dtype, borrows="key"),
+        Piece(name="dv_out", shape=(ROWS, dv), dtype=layout.dtype, borrows="value"),
+    )
+
+
+def small_pieces(layout: Layout) -> tuple[Piece, ...]:
+    """Per query: log-sum-exp in log2 units, and delta = rowsum(O dO) - dlse."""
+    stages = 2 if layout.cta_group == 1 else 1
+    return (
+        Piece(name="lse", shape=(ROWS,), dtype="float32", stages=stages),
+        Piece(name="delta", shape=(ROWS,), dtype="float32"),
+    )
+
+
+def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
+    """S, dV, dP, dK own columns; P, dS and dQ borrow as far as they must."""
+    own = {
+        name: Piece(name=name, shape=(ROWS, columns), dtype="float32")
+        for name, columns in (
+            ("scores", ROWS),
+            ("dv", layout.head_dim_v),
+            ("dprobabilities", ROWS),
+            ("dk", layout.head_dim),
+        )
+    }
+
+    def operand(name: str, owner: str) -> Piece:
+        borrows = None if layout.dedicated else owner
+        return Piece(name=name, shape=(ROWS, ROWS), dtype=layout.dtype, borrows=borrows)
+
+    pair = layout.cta_group == 2
+    dq = Piece(
+        name="dq",
+        shape=(ROWS // layout.cta_group, layout.head_dim),
+        dtype="float32",
+        borrows="scores" if pair else "dprobabilities",
+        at=ROWS // 2 if pair else 0,
+    )
+    return (*own.values(), operand("probabilities", "scores"), operand("dscores", "dprobabilities"), dq)
+
+
+def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channel, ...]:
+    """Who hands what to whom; counts are in warps (see plan/channels.py).
+
+    P, dS and dQ need no barrier of their own to come back: the next S is full only after dV += P^T dO has
+    read P, the next dP only after dQ has left, and both are waited for by the roles that write there.
+    """
+    pair = layout.cta_group
+    by_name = {piece.name: piece for piece in pieces}
+
+    def load(name: str, consumer: str, empty: int) -> Channel:
+        piece = by_name[name]
+        size = stage_size("shared", piece.shape, piece.dtype) * (pair if consumer == "mma" else 1)
+        return Channel(name, "tma", name, piece.stages, "load", (consumer,), 1, empty, size)
+
+    once = [load(name, "mma", 0) for name in ("key", "value", "key_columns") if name in by_name]
+    each = [
+        load(name, "mma", 1)
+        for name in ("query", "query_columns", "dout", "dout_columns")
+        if name in by_name
+    ]
+    channels = [
+        *once,
+        *each,
+        load("lse", "compute", COMPUTE_WARPS),
+        load("delta", "compute", COMPUTE_WARPS),
+        Channel("scores", "mma", "scores", 1, "mma", ("compute",), 1, 0),
+        Channel("probabilities", "thread", "probabilities", 1, "compute", ("mma",), COMPUTE_WARPS * pair, 0),
+        Channel("dprobabilities", "mma", "dprobabilities", 1, "mma", ("compute",), 1, 0),
+        Channel("dscores", "thread", "dscores_shared", 1, "compute", ("mma",), COMPUTE_WARPS * pair, 1),
+        Channel("dq", "mma", "dq", 1, "mma", ("reduce",), 1, 4 * pair),
+        Channel("dq_slice", "named", None, 1, "reduce", ("reduce",), 128, 0),
+        Channel("dv", "mma", "dv", 1, "mma", ("compute",), 1, 0),
+        Channel("dk", "mma", "dk", 1, "mma", ("compute",), 1, 0),
+    ]
+    if pair == 2:
+        half = stage_size("shared", by_name["dscores_peer"].shape, layout.dtype)
+        channels += [
+            Channel("dscores_peer", "tma", "dscores_peer", 1, "compute", ("relay",), 1, 0, half),
+            Channel("dscores_whole", "thread", "dscores_shared", 1, "relay", ("mma",), pair, 0),
+        ]
+    return tuple(channels)

@@ -1,0 +1,68 @@
+"""How many tiles and steps a problem is under a plan, and how they fill the SMs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn4.machine import Machine
+from attn4.plan.plan import Plan
+from attn4.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """``tiles``: pieces of work, each one CTA's (or one pair's). ``steps``: tile_m x tile_n blocks, all CTAs.
+
+    ``longest`` is the most steps of one tile, ``full_steps`` what there would be without a mask. A wave is
+    one tile on each SM (or pair). With ``cu_seqlens`` or ``seqused`` every sequence counts as the longest.
+    """
+
+    tiles: int
+    steps: int
+    full_steps: int
+    longest: int
+    slots: int
+
+    @property
+    def waves(self) -> float:
+        """Tiles for each place where one can run."""
+        return self.tiles / self.slots
+
+
+def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
+    """The tiles of ``problem`` under ``plan``.
+
+    Forward, a tile is a block of query rows and its steps are over keys; backward the other way round.
+    """
+    forward = plan.direction == "forward"
+    rows, size = (problem.seqlen_q * plan.pack_gqa, plan.tile_m) if forward else (problem.seqlen_k, plan.tile_n)
+    size *= plan.cta_group
+    others, step = (problem.seqlen_k, plan.tile_n) if forward else (problem.seqlen_q, plan.tile_m)
+    blocks = -(-rows // size)
+    heads = problem.batch * problem.heads // plan.pack_gqa
+    lengths = [
+        _steps(problem, plan, first, min(first + size, rows) - 1, (others, step))
+        for first in range(0, rows, size)
+    ]
+    return Tiles(
+        tiles=blocks * heads,
+        steps=sum(lengths) * heads * plan.cta_group,
+        full_steps=blocks * -(-others // step) * heads * plan.cta_group,
+        longest=max(lengths, default=0),
+        slots=machine.sms // plan.cta_group,
+    )
+
+
+def _steps(problem: Problem, plan: Plan, first: int, last: int, other: tuple[int, int]) -> int:
+    """Steps of the tile of rows ``first`` to ``last``: blocks of the other side that the mask lets it meet."""
+    length, step = other
+    shift = problem.seqlen_k - problem.seqlen_q
+    left, right = problem.mask.left, problem.mask.right
+    if plan.direction == "forward":
+        first, last = first // plan.pack_gqa, last // plan.pack_gqa
+    else:
+        # Key j meets the queries from j - shift - right to j - shift + left.
+        shift, left, right = -shift, right, left
+    low = 0 if left is None else max(0, first + shift - left)
+    high = length - 1 if right is None else min(length - 1, last + shift + right)
+    return 0 if high < low else high // step - low // step + 1
