@@ -24,9 +24,12 @@ from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
-from attn4.ops.attend import attend
 from attn4.ops.check import refuse
+from attn4.ops.dispatch import attend
 from attn4.ops.gpu import NO_VECTORS
+from attn4.plan.explain import explain
+
+__all__ = ["explain", "flash_attn_func", "flash_attn_varlen_func"]
 
 
 class Unbuilt(TypedDict, total=False):

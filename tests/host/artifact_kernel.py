@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ PLAN = Plan(
 def log(text: str) -> None:
     """Count one compile."""
     if path := os.environ.get("ARTIFACT_TEST_LOG"):
-        with open(path, "a") as file:  # one short write in append mode is atomic
+        with Path(path).open("a") as file:  # one short write in append mode is atomic
             file.write(text + "\n")
 
 
@@ -89,9 +90,9 @@ def compile_scale(plan: Plan) -> Any:
 
     log(str(plan.head_dim))
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    dump = Path(os.environ.get("ARTIFACT_TEST_DUMP", "/tmp"))
-    options = f"--enable-tvm-ffi --gpu-arch {plan.arch} --keep-ptx --dump-dir {dump}"
-    return cute.compile(scale, vector(), vector(), cutlass.Float32(1), stream, options=options)
+    with tempfile.TemporaryDirectory() as dump:
+        options = f"--enable-tvm-ffi --gpu-arch {plan.arch} --keep-ptx --dump-dir {dump}"
+        return cute.compile(scale, vector(), vector(), cutlass.Float32(1), stream, options=options)
 
 
 def with_head_dim(head_dim: int) -> Plan:

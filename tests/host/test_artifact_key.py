@@ -1,9 +1,11 @@
 """Keys of artefacts: what must change them, and what must not."""
 
+import ast
 import json
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +67,20 @@ def test_key_changes_with_the_format(monkeypatch):
     assert plan_key(PLAN) != before
 
 
+def test_kernels_import_nothing_that_the_key_does_not_cover():
+    package = Path(keys.__file__).parent.parent
+    imported = set()
+    for file in (package / "kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module)
+            elif isinstance(node, ast.Import):
+                imported.update(name.name for name in node.names)
+    covered = tuple("attn4." + source.removesuffix(".py").replace("/", ".") for source in keys.KERNEL_SOURCES)
+    ours = {name for name in imported if name.split(".")[0] == "attn4"}
+    assert {name for name in ours if not f"{name}.".startswith(tuple(f"{c}." for c in covered))} == set()
+
+
 def test_toolchain_changes_with_each_version_and_the_toolkit():
     one = keys.Toolchain((("nvidia-cutlass-dsl", "4.8.1"),), 13)
     others = [replace(one, toolkit=12), replace(one, packages=(("nvidia-cutlass-dsl", "4.8.2"),))]
@@ -107,5 +123,5 @@ def test_json_that_is_no_plan_is_refused_by_name(change, message):
 
 
 def test_json_that_is_no_object_is_refused():
-    with pytest.raises(ValueError, match="plan is .* of type dict"):
+    with pytest.raises(ValueError, match=r"plan is .* of type dict"):
         plan_from_json([1, 2])

@@ -63,7 +63,9 @@ def pair(make):
 
 def batch(padding):
     """Token numbers (3, 11), and their padding mask, None if nothing is padded."""
-    tokens = torch.randint(1, SIZES["vocab_size"], (3, LENGTHS[0]), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(
+        1, SIZES["vocab_size"], (3, LENGTHS[0]), generator=torch.Generator().manual_seed(1)
+    )
     if padding == NONE:
         return tokens, None
     places = torch.arange(LENGTHS[0])
@@ -99,9 +101,10 @@ def test_what_stands_in_the_padding_reaches_no_real_token(make):
 
 def test_gradients_through_a_padded_model_match_eager_attention():
     tokens, mask = batch(RIGHT)
+    weights = torch.randn(sum(LENGTHS), SIZES["hidden_size"], generator=torch.Generator().manual_seed(2))
     gradients = []
     for model in pair(llama):
-        model(tokens, attention_mask=mask).last_hidden_state[mask.bool()].square().sum().backward()
+        (model(tokens, attention_mask=mask).last_hidden_state[mask.bool()] * weights).sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for expected, actual in zip(*gradients, strict=True):
         close(actual, expected)
@@ -115,7 +118,12 @@ def test_generation_with_a_cache_yields_the_tokens_of_eager_attention(make, cach
         return transformers.AutoModelForCausalLM.from_config(base.config)
 
     tokens, mask = batch(LEFT)
-    settings = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "disable_compile": True}
+    settings = {
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "cache_implementation": cache,
+        "disable_compile": True,
+    }
     eager, ours = (m.generate(tokens, attention_mask=mask, **settings) for m in pair(causal_lm))
     assert torch.equal(ours, eager)
 

@@ -24,6 +24,7 @@ from attn4.artifact.key import (
     host,
     plan_to_json,
     source_digest,
+    sources_changed,
     toolchain,
 )
 from attn4.plan.plan import Plan
@@ -58,6 +59,8 @@ def build_here(plan: Plan, folder: Path, compiler: str = KERNELS) -> None:
         started = time.perf_counter()
         compile_plan = _resolve(compiler)
         imported = time.perf_counter()
+        if sources_changed():
+            raise CompileError("attn4's sources were edited since this process began: start it again.")
         compiled = compile_plan(plan)
         ptx = _checked_ptx(compiled, plan.arch)
         compiled_at = time.perf_counter()

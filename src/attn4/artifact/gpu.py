@@ -30,10 +30,11 @@ def load(artifact: Artifact) -> Callable[..., None]:
         module = tvm_ffi.load_module(str(artifact.library))
         kernel: Callable[..., None] = getattr(module, artifact.description.function)
     except (RuntimeError, AttributeError) as error:
+        made_with = artifact.description
         raise KernelUnavailableError(
             f"The kernel in {artifact.folder} does not load: {error}. It was compiled with CuTe DSL "
-            f"{artifact.description.dsl_version}: install that version of nvidia-cutlass-dsl-libs-cu{artifact.description.toolkit}, "
-            "or build the kernel again."
+            f"{made_with.dsl_version}: install that version of "
+            f"nvidia-cutlass-dsl-libs-cu{made_with.toolkit}, or build the kernel again."
         ) from error
     _modules.append(module)
     return kernel

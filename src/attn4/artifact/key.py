@@ -28,7 +28,9 @@ FORMAT = 1
 PLAN_KEY_DIGITS = 32
 TOOLCHAIN_DIGITS = 12
 
-_HASHED_SOURCES = ("kernels", "plan", "mask.py")
+KERNEL_SOURCES = ("kernels", "plan/plan.py")
+"""What turns a plan into a kernel. How a plan is chosen shows in its fields, and is no part of this."""
+
 _DSL_PACKAGES = (
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-dsl-libs-base",
@@ -82,10 +84,20 @@ def host() -> str:
 
 @cache
 def source_digest() -> str:
-    """sha256 of the sources that turn a plan into a kernel: names and bytes, in order of name."""
+    """sha256 of the sources that turn a plan into a kernel, as they were when first asked for."""
+    return _source_digest()
+
+
+def sources_changed() -> bool:
+    """Whether the sources were edited since: what is compiled now would go by a key that is not its own."""
+    return _source_digest() != source_digest()
+
+
+def _source_digest() -> str:
+    """Names and bytes of the sources, in order of name."""
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for entry in _HASHED_SOURCES:
+    for entry in KERNEL_SOURCES:
         path = package / entry
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         for file in files:

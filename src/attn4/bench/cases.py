@@ -225,7 +225,7 @@ def _quick() -> tuple[Case, ...]:
     return (
         small(64, (128, 128), Mask()),
         small(128, (192,), CAUSAL),
-        small(64, (160,), CAUSAL, kv_heads=1),
+        small(64, (160,), CAUSAL, kv_heads=2),
         small(64, (17, 3, 130), CAUSAL, packed=True),
         small(64, (200,), Mask(left=64, right=0)),
     )

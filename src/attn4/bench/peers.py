@@ -201,7 +201,7 @@ def _flex(case: Case, inputs: Inputs) -> Call:
     flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
     # Beyond 8 shapes torch.compile falls back to eager code without a word: each case starts afresh.
     torch.compiler.reset()
-    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    compiled: Any = torch.compile(flex.flex_attention, dynamic=False)
     rule, block_mask = _flex_rule(case, inputs), None
     if rule is not None:
         length = case.tokens if case.packed else case.seqlen

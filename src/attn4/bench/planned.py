@@ -6,20 +6,20 @@ import torch
 
 from attn4.artifact import plan_key
 from attn4.bench.cases import Case
-from attn4.machine import Machine, machine
+from attn4.machine import Machine
+from attn4.ops.gpu import machine_of
 from attn4.plan.choose import choose, unsupported
 from attn4.plan.plan import Plan
-
-ARCHITECTURES = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
-"""Compute capability -> the architecture that kernels are compiled for."""
 
 
 def device_machine(device: torch.device) -> Machine | None:
     """The machine model of a GPU, or None for a CPU and for a GPU that attn4 does not know."""
     if device.type != "cuda":
         return None
-    name = ARCHITECTURES.get(torch.cuda.get_device_capability(device))
-    return None if name is None else machine(name)
+    try:
+        return machine_of(torch.cuda.current_device() if device.index is None else device.index)
+    except NotImplementedError:
+        return None
 
 
 def plan_summary(case: Case, device: torch.device) -> str | None:

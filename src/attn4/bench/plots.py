@@ -54,14 +54,13 @@ def figure(rows: Sequence[Row]) -> Any:
     result = Figure(figsize=(1.5 + 4.5 * len(masks), 1.0 + 2.8 * len(head_dims)), layout="constrained")
     FigureCanvasAgg(result)
     panels = result.subplots(len(head_dims), len(masks), squeeze=False)
-    for line, head_dim in enumerate(head_dims):
-        for column, mask in enumerate(masks):
-            panel = panels[line][column]
+    for line, head_dim in zip(panels, head_dims, strict=True):
+        for panel, mask in zip(line, masks, strict=True):
             some = [row for row in rows if row.case.head_dim == head_dim and row.case.mask_name == mask]
+            panel.set_visible(bool(some))
             _bars(panel, some)
             panel.set_title(f"head dimension {head_dim}, {mask}", fontsize=10)
-            if column == 0:
-                panel.set_ylabel(_unit(rows[0]))
+        next(panel for panel in line if panel.get_visible()).set_ylabel(_unit(rows[0]))
     _legend(result, panels)
     result.suptitle(_caption(rows), fontsize=9)
     return result
@@ -119,13 +118,14 @@ def _legend(result: Any, panels: Any) -> None:
 def _caption(rows: Sequence[Row]) -> str:
     setting = rows[-1].setting
     clocks = [row.condition.clock_mhz for row in rows if row.condition.clock_mhz is not None]
-    clock = f", clock {min(clocks) / 1e3:.2f}-{max(clocks) / 1e3:.2f} GHz" if clocks else ""
+    clock = f", clock {min(clocks) / 1e3:.2f} to {max(clocks) / 1e3:.2f} GHz" if clocks else ""
     cuda = f", CUDA {setting.cuda}" if setting.cuda else ""
     case = rows[0].case
-    first = f"{case.case_set}, {case.direction}, {case.dtype}, {setting.date[:10]}{clock}"
+    first = f"case set {case.case_set}, {case.direction} pass, {case.dtype}, {setting.date[:10]}{clock}"
     return f"{first}\nattn4 {setting.attn4}, torch {setting.torch}{cuda}"
 
 
 def _slug(row: Row) -> str:
-    text = f"{row.case.case_set}-{row.case.direction}-{row.setting.device}-{row.setting.origin}"
+    direction = "" if row.case.direction == "forward" else row.case.direction
+    text = f"{row.case.case_set}-{direction}-{row.setting.device}-{row.setting.origin}"
     return "-".join("".join(letter if letter.isalnum() else " " for letter in text).lower().split())

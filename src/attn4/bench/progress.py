@@ -45,7 +45,9 @@ def _lines(cells: Cells, cases: Sequence[Case], out: TextIO) -> Iterator[list[Ro
 
 def _bar(cells: Cells, cases: Sequence[Case], out: TextIO) -> Iterator[list[Row]]:
     console: Any = importlib.import_module("rich.console").Console(file=out)
-    progress: Any = importlib.import_module("rich.progress")
-    for cell in progress.track(cells, "timing", total=len(cases), console=console):
-        console.print(summary(cell), highlight=False, markup=False)
-        yield cell
+    # Drawn between cells only: a thread that refreshes the bar would disturb the host while it is timed.
+    make: Any = importlib.import_module("rich.progress").Progress
+    with make(console=console, auto_refresh=False) as progress:
+        for cell in progress.track(cells, total=len(cases), description="timing"):
+            progress.console.print(summary(cell), highlight=False, markup=False)
+            yield cell

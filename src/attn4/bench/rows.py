@@ -126,7 +126,7 @@ def from_json(line: str) -> Row:
         parts = {name: kind(**record[name]) for name, kind in optional.items() if record[name] is not None}
         plain = _without(record, "tflops", "share", "case", "setting", *optional)
         return Row(case=Case(**case), setting=Setting(**record["setting"]), **parts, **plain)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a row of a benchmark ({error!r}): {line[:80].strip()}") from error
 
 

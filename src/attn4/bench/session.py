@@ -171,7 +171,8 @@ class _Cell:
         return list(self.rows.values())
 
     def _bound(self, clock_mhz: float | None) -> float | None:
-        model, device = device_machine(self.session.device), self.session.device
+        device = self.session.device
+        model = device_machine(device)
         if model is None or self.case.host:
             return None
         sms = torch.cuda.get_device_properties(device).multi_processor_count

@@ -65,7 +65,10 @@ class _Nvml:
     def handle(self, device: torch.device) -> Any:
         """The handle of a torch device: by UUID, for CUDA_VISIBLE_DEVICES renumbers torch's devices alone."""
         uuid = torch.cuda.get_device_properties(device).uuid
-        return self.read("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}")
+        found = self.read("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}")
+        if found is None and self.read("nvmlDeviceGetCount") == 1:
+            return self.read("nvmlDeviceGetHandleByIndex", 0)
+        return found
 
 
 class Recorder:

@@ -1,8 +1,8 @@
 """Run a small language model on its own attention and on attn4, and compare what it says.
 
-The model is all-MiniLM-L6-v2, which turns a sentence into a vector; the weights come with a Python package, so
-nothing is downloaded. Both runs see the same padded batch. The exit status is 1 if they differ by more than
-the tolerance of the dtype.
+The model is all-MiniLM-L6-v2, which turns a sentence into a vector; the weights come with a Python package,
+so nothing is downloaded. Both runs see the same padded batch. The exit status is 1 if they differ by more
+than the tolerance of the dtype.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=tuple(TOLERANCE), help="default: float16 on a GPU, float32 on a CPU"
     )
+    parser.add_argument("--bundle", metavar="DIR", help="take attn4's kernels from here first")
     parser.add_argument(
         "--repeats", type=int, default=20, metavar="N", help="timed runs of each (default 20)"
     )
@@ -74,12 +75,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--repeats {args.repeats}: give at least 1")
     device, why = (args.device, "as asked") if args.device else choose_device()
     dtype = args.dtype or ("float16" if device == "cuda" else "float32")
+    if args.bundle:
+        from attn4.artifact import use_bundle
+
+        use_bundle(args.bundle)
     model, batch = load(device, dtype)
     config = model.config
-    print(
-        f"model      all-MiniLM-L6-v2: {config.num_hidden_layers} layers, {config.num_attention_heads} heads of "
-        f"{config.hidden_size // config.num_attention_heads}, {dtype}"
-    )
+    heads = f"{config.num_attention_heads} heads of {config.hidden_size // config.num_attention_heads}"
+    print(f"model      all-MiniLM-L6-v2: {config.num_hidden_layers} layers, {heads}, {dtype}")
     print(f"device     {device_name(device)} ({why})")
     print(f"attention  {OWN} of torch, and attn4's {'kernels' if device == 'cuda' else 'reference in torch'}")
     lengths = batch["attention_mask"].sum(1).tolist()
@@ -156,8 +159,9 @@ def embed(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """One vector a sentence: the mean over its tokens, scaled to length 1, in float32."""
     hidden: Tensor = model(**batch).last_hidden_state.float()
     real = batch["attention_mask"].unsqueeze(-1)
-    mean = (hidden * real).sum(1) / real.sum(1)
-    return mean / mean.norm(dim=-1, keepdim=True)
+    mean: Tensor = (hidden * real).sum(1) / real.sum(1)
+    unit: Tensor = mean / mean.norm(dim=-1, keepdim=True)
+    return unit
 
 
 def timed(work: Callable[[], Tensor]) -> float:

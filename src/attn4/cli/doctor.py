@@ -9,7 +9,6 @@ import argparse
 import importlib.metadata
 import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +16,9 @@ from typing import Literal
 from attn4 import __version__
 
 State = Literal["ok", "missing", "none"]
+
+DSL_LINE = "4.8."
+"""The versions of nvidia-cutlass-dsl that the kernels are written for."""
 
 COMPUTE_BUILD = "install a CUDA build of torch (https://pytorch.org/get-started)"
 
@@ -43,6 +45,8 @@ def run(_args: argparse.Namespace) -> int:
             print(f"  {finding.state:<8}{finding.name:<22}{finding.detail}".rstrip())
             if finding.advice:
                 print(f"{'':10}-> {finding.advice}")
+        if torch_error():
+            return 0
     print("so this machine can")
     for ability in abilities():
         print(f"  {'yes' if ability.state == 'ok' else 'no':<8}{ability.name:<22}{ability.detail}".rstrip())
@@ -65,23 +69,30 @@ def package(distribution: str, purpose: str, extra: str) -> Finding:
     return Finding(distribution, "ok", f"{version}, {purpose}")
 
 
+def torch_error() -> str | None:
+    """Why torch cannot be imported, None if it can."""
+    try:
+        import torch  # noqa: F401 - whether it loads is the question
+    except (ImportError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def python_and_torch() -> Iterator[Finding]:
-    """The interpreter, torch and how it was built."""
+    """The interpreter, attn4, torch and how it was built."""
+    yield Finding("python", "ok", platform.python_version())
+    yield Finding("attn4", "ok", __version__)
+    if error := torch_error():
+        yield Finding("torch", "missing", error, "install torch 2.10 or newer; all that follows needs it")
+        return
     import torch
 
-    python = platform.python_version()
-    if sys.version_info >= (3, 11):
-        yield Finding("python", "ok", python)
-    else:
-        yield Finding("python", "missing", python, "attn4 needs Python 3.11 or newer")
-    yield Finding("attn4", "ok", __version__)
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    yield Finding(
-        "torch",
-        "ok" if release >= (2, 10) else "missing",
-        f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"),
-        "" if release >= (2, 10) else "attn4 needs torch 2.10 or newer",
-    )
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    if release >= (2, 10):
+        yield Finding("torch", "ok", f"{torch.__version__}, {built}")
+    else:
+        yield Finding("torch", "missing", f"{torch.__version__}, {built}", "install torch 2.10 or newer")
 
 
 def gpus() -> Iterator[Finding]:
@@ -152,11 +163,12 @@ def kernels() -> Iterator[Finding]:
     from attn4.artifact.runtime import runtime_libraries
 
     compiler = toolchain()
-    yield (
-        Finding("CuTe DSL", "ok", f"{compiler.dsl_version}, compiles kernels, with or without a GPU")
-        if compiler
-        else Finding("CuTe DSL", "missing", "compiles kernels", "pip install 'attn4[gpu]', or use a bundle")
-    )
+    if compiler is None:
+        yield Finding("CuTe DSL", "missing", "compiles kernels", "pip install 'attn4[gpu]', or use a bundle")
+    elif not compiler.dsl_version.startswith(DSL_LINE):
+        yield Finding("CuTe DSL", "missing", f"{compiler.dsl_version}", f"attn4 needs a {DSL_LINE}x version")
+    else:
+        yield Finding("CuTe DSL", "ok", f"{compiler.dsl_version}, compiles kernels, with or without a GPU")
     linker = next((found for name in ("gcc", "cc", "clang") if (found := shutil.which(name))), None)
     yield (
         Finding("linker", "ok", linker)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import fields
 
-from attn4.mask import Mask
-from attn4.plan.explain import explain
-from attn4.problem import Problem
+from attn4.plan.explain import Call, explain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,44 +24,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seqlen-q", type=int, default=4096, help="queries of a sequence (default 4096)")
     parser.add_argument("--seqlen-k", type=int, help="keys of a sequence (default: as many as queries)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32", "float64"), default="bfloat16")
-    parser.add_argument("--causal", action="store_true", help="query i sees keys up to i, aligned bottom right")
     parser.add_argument(
-        "--window", type=_bound, nargs=2, default=(None, None), metavar=("LEFT", "RIGHT"),
+        "--causal", action="store_true", help="query i sees keys up to i, aligned bottom right"
+    )
+    parser.add_argument(
+        "--window",
+        dest="window_size",
+        type=_bound,
+        nargs=2,
+        default=(None, None),
+        metavar=("LEFT", "RIGHT"),
         help="inclusive bounds around the diagonal; none or -1: no bound",
-    )  # fmt: skip
+    )
     parser.add_argument("--varlen", action="store_true", help="packed sequences with cu_seqlens")
     parser.add_argument("--backward", action="store_true", help="the gradients instead of the output")
     parser.add_argument("--deterministic", action="store_true", help="bit-equal gradients in every run")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--cta-group", type=int, choices=(1, 2), help="CTAs that share a product (default: the plan's)")
-    group.add_argument("--two-cta", dest="cta_group", action="store_const", const=2, help="short for --cta-group 2")
+    group.add_argument(
+        "--cta-group", type=int, choices=(1, 2), help="CTAs that share a product (default: the plan's)"
+    )
+    group.add_argument(
+        "--two-cta", dest="cta_group", action="store_const", const=2, help="short for --cta-group 2"
+    )
     parser.add_argument("--json", action="store_true", help="the same as data")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of the problem in ``args``."""
-    explanation = explain(_problem(args), args.arch, cta_group=args.cta_group)
+    call = {field.name: getattr(args, field.name) for field in fields(Call)}
+    explanation = explain(machine=args.arch, cta_group=args.cta_group, **call)
     print(json.dumps(explanation.to_dict(), indent=2) if args.json else explanation)
     return 0
 
 
 def _bound(text: str) -> int | None:
     return None if text.lower() == "none" else int(text)
-
-
-def _problem(args: argparse.Namespace) -> Problem:
-    return Problem(
-        batch=args.batch,
-        seqlen_q=args.seqlen_q,
-        seqlen_k=args.seqlen_q if args.seqlen_k is None else args.seqlen_k,
-        heads=args.heads,
-        kv_heads=args.heads if args.kv_heads is None else args.kv_heads,
-        head_dim=args.head_dim,
-        head_dim_v=args.head_dim if args.head_dim_v is None else args.head_dim_v,
-        dtype=args.dtype,
-        mask=Mask.of(args.causal, tuple(args.window)),
-        cu_seqlens_q=args.varlen,
-        cu_seqlens_k=args.varlen,
-        direction="backward" if args.backward else "forward",
-        deterministic=args.deterministic,
-    )

@@ -86,9 +86,9 @@ def attention(
         cu_q = cu_k = boundaries(attention_mask)
     if cu_q is None or cu_k is None:
         return flash_attn_func(q, k, v, **settings), None
-    lengths = {"cu_seqlens_q": cu_q.to(torch.int32), "cu_seqlens_k": cu_k.to(torch.int32)}
-    packed = flash_attn_varlen_func(*(t.flatten(0, 1) for t in (q, k, v)), **lengths, **settings)
-    return packed.unflatten(0, q.shape[:2]), None
+    settings |= {"cu_seqlens_q": cu_q.to(torch.int32), "cu_seqlens_k": cu_k.to(torch.int32)}
+    packed = flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), **settings)
+    return packed.view(*q.shape[:3], packed.shape[-1]), None
 
 
 def mask(
@@ -192,8 +192,8 @@ def padded_attention(qkv: tuple[Tensor, Tensor, Tensor], mask_2d: Tensor, settin
     else:
         raise NotImplementedError(f"attn4 has no sliding window across padded sequences; {WAY_OUT}")
     (where_q, cu_q), (where_k, cu_k) = pack(real_q), pack(real_k)
-    lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
-    q_k_v = (t.flatten(0, 1)[where] for t, where in ((q, where_q), (k, where_k), (v, where_k)))
-    packed = flash_attn_varlen_func(*q_k_v, **lengths, **settings)
+    lengths: dict[str, Any] = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    k, v = k.flatten(0, 1)[where_k], v.flatten(0, 1)[where_k]
+    packed: Tensor = flash_attn_varlen_func(q.flatten(0, 1)[where_q], k, v, **lengths, **settings)
     out = packed.new_zeros(q.shape[0] * q.shape[1], *packed.shape[1:])
-    return out.index_copy(0, where_q, packed).unflatten(0, q.shape[:2])
+    return out.index_copy(0, where_q, packed).view(*q.shape[:3], packed.shape[-1])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import cutlass
+import tempfile
+
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
@@ -43,24 +44,28 @@ def compile_plan(plan):
     if plan.lse:
         rank = 2 if plan.cu_seqlens_q else 3
         lse = cute.runtime.make_fake_compact_tensor(
-            Float32, tuple(cute.sym_int() for _ in range(rank)), stride_order=tuple(reversed(range(rank))), assumed_align=4
+            Float32,
+            tuple(cute.sym_int() for _ in range(rank)),
+            stride_order=tuple(reversed(range(rank))),
+            assumed_align=4,
         )
-    return cute.compile(
-        Forward(plan),
-        fake_rows(dtype, plan.cu_seqlens_q),
-        fake_rows(dtype, plan.cu_seqlens_k),
-        fake_rows(dtype, plan.cu_seqlens_k),
-        fake_rows(dtype, plan.cu_seqlens_q),
-        lse,
-        Float32(1.0),
-        Int32(0),
-        Int32(0),
-        fake_integers(plan.cu_seqlens_q),
-        fake_integers(plan.cu_seqlens_k),
-        fake_integers(plan.seqused_q),
-        fake_integers(plan.seqused_k),
-        cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8),
-        Int32(1),
-        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {plan.arch}",
-    )
+    with tempfile.TemporaryDirectory() as dump:
+        return cute.compile(
+            Forward(plan),
+            fake_rows(dtype, plan.cu_seqlens_q),
+            fake_rows(dtype, plan.cu_seqlens_k),
+            fake_rows(dtype, plan.cu_seqlens_k),
+            fake_rows(dtype, plan.cu_seqlens_q),
+            lse,
+            Float32(1.0),
+            Int32(0),
+            Int32(0),
+            fake_integers(plan.cu_seqlens_q),
+            fake_integers(plan.cu_seqlens_k),
+            fake_integers(plan.seqused_q),
+            fake_integers(plan.seqused_k),
+            cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8),
+            Int32(1),
+            cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+            options=f"--enable-tvm-ffi --gpu-arch {plan.arch} --keep-ptx --dump-dir {dump}",
+        )

@@ -29,8 +29,8 @@ B200 = Machine(
         ("shared_bytes", "FlashAttention-4 post, feeds of the B200: unchanged from Hopper"),
         (
             "dsmem_bytes",
-            "not measured: the rate at which the 384 cycles that arXiv 2603.05451 gives for exchanging half of a "
-            "128 x 128 dS tile come out, 16 KB read locally and 16 KB received",
+            "not measured: the rate at which the 384 cycles that arXiv 2603.05451 gives for exchanging half "
+            "of a 128 x 128 dS tile come out, 16 KB read locally and 16 KB received",
         ),
         ("mma_rows", "PTX ISA, tcgen05.mma: M 128 a CTA, 256 a pair"),
         ("mma_columns", "PTX ISA, tcgen05.mma: N up to 256"),

@@ -23,7 +23,10 @@ H200 = Machine(
     l2_bytes=50 * 2**20,
     sources=(
         ("sms", "NVIDIA H100 white paper, SXM5 product; the H200 carries the same die"),
-        ("clock_ghz", "highest application clock that nvidia-smi lists; long kernels run at 1.6-1.8 under 700 W"),
+        (
+            "clock_ghz",
+            "highest application clock that nvidia-smi lists; long kernels run at 1.6-1.8 under 700 W",
+        ),
         ("tensor_flops", "wgmma m64n256k16 takes 128 cycles: 2*64*256*16/128"),
         ("exponentials", "ex2.approx.f32 measured at 16 lanes a cycle and SM on an H200"),
         ("shared_bytes", "32 banks of 4 bytes, CUDA programming guide"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn4.ops.attend import attend
 from attn4.ops.call import Call, Options
+from attn4.ops.dispatch import attend
 
 __all__ = ["Call", "Options", "attend"]

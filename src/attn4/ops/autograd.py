@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attn4.ops.call import Call
 from attn4.ops.check import records_gradient
@@ -50,7 +49,6 @@ class _Attention(torch.autograd.Function):
         return out, lse.float()
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, None]:
@@ -68,4 +66,22 @@ class _Attention(torch.autograd.Function):
             softmax_scale=ctx.softmax_scale,
             mask=ctx.mask,
         )
-        return (*backward(saved, grad_out, grad_lse), None)
+        gradients = _Gradient.apply(q, k, v, grad_out, grad_lse, saved)  # type: ignore[no-untyped-call]
+        return (*gradients, None)
+
+
+class _Gradient(torch.autograd.Function):
+    """The backward pass as a node of its own, so that a derivative of it is an error and not 0."""
+
+    @staticmethod
+    def forward(_ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V come first only so that autograd knows what the gradients depend on."""
+        grad_out, grad_lse, saved = inputs[3:]
+        return backward(saved, grad_out, grad_lse)
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Tensor) -> Any:
+        raise NotImplementedError(
+            "second derivatives of attention are not built; detach the gradients, or write the attention in "
+            "torch operations"
+        )

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn4.artifact import kernel_for
 from attn4.machine import Machine, machine
 from attn4.ops import workspace
 from attn4.ops.call import Call
+from attn4.plan.choose import choose, invalid, runnable
 
 Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``."""
@@ -36,7 +38,7 @@ class Launch:
     """A kernel and its constant arguments. ``kernel`` is None where no query meets a key.
 
     ``out_like`` and ``lse_like`` have one element's memory and the shape of the results: torch.empty_like of
-    them is a third cheaper than torch.empty of a shape. ``scattered``: which of q, k, v have strides that a
+    them is a third cheaper than torch.empty of a shape. ``scattered``: some of q, k, v have strides that a
     copy engine cannot take.
     """
 
@@ -49,16 +51,13 @@ class Launch:
     window_right: int
     dynamic: bool
     ctas: int
-    scattered: tuple[bool, bool, bool]
+    scattered: bool
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, out: Tensor | None) -> Any:
         """Out, or (out, lse). ``out`` has been checked."""
         if _current_device() != self.device:
             with torch.cuda.device(self.device):
-                return self._run(q, k, v, vectors, out)
-        return self._run(q, k, v, vectors, out)
-
-    def _run(self, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, out: Tensor | None) -> Any:
+                return self(q, k, v, vectors, out)
         if out is None:
             out = torch.empty_like(self.out_like, memory_format=torch.contiguous_format)
         lse = None
@@ -66,8 +65,8 @@ class Launch:
             lse = torch.empty_like(self.lse_like, memory_format=torch.contiguous_format)
         if self.kernel is None:
             return _fill_empty(out, lse)
-        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES or True in self.scattered:
-            q, k, v = (_movable(x, scattered) for x, scattered in zip((q, k, v), self.scattered, strict=True))
+        if self.scattered or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
+            q, k, v = _movable(q), _movable(k), _movable(v)
         if vectors is not NO_VECTORS:
             vectors = _movable_vectors(vectors)
         self.kernel(
@@ -89,16 +88,18 @@ class Launch:
 def prepare(call: Call) -> Launch:
     """Choose a plan and load its kernel.
 
-    Raises NotImplementedError with every reason why this GPU cannot run the call.
+    Raises ValueError for what no GPU can run and NotImplementedError for what this one cannot, with
+    every reason.
     """
-    from attn4.artifact import kernel_for
-    from attn4.plan.choose import choose, runnable
-
     device = call.q.get_device()
-    problem, target = call.problem(), machine_of(device)
-    reasons = runnable(problem, target)
-    if reasons:
-        raise NotImplementedError(" ".join(reasons))
+    problem = call.problem()
+    wrong = invalid(problem)
+    if wrong:
+        raise ValueError(" ".join(wrong))
+    target = machine_of(device)
+    missing = runnable(problem, target)
+    if missing:
+        raise NotImplementedError(" ".join(missing))
     idle = 0 in call.out_shape or 0 in call.k.shape
     plan = None if idle else choose(problem, target)
     return Launch(
@@ -111,7 +112,7 @@ def prepare(call: Call) -> Launch:
         window_right=_clamp(call.mask.right),
         dynamic=plan is not None and plan.schedule.dynamic,
         ctas=sm_count(device),
-        scattered=(_scattered(call.q), _scattered(call.k), _scattered(call.v)),
+        scattered=any(map(_scattered, (call.q, call.k, call.v))),
     )
 
 
@@ -140,9 +141,9 @@ def _scattered(x: Tensor) -> bool:
     return any(stride * x.element_size() % ALIGNMENT_BYTES for stride in x.stride()[:-1])
 
 
-def _movable(x: Tensor, scattered: bool) -> Tensor:
+def _movable(x: Tensor) -> Tensor:
     """``x`` itself, or a contiguous copy where the copy engine could not take it."""
-    if scattered or x.data_ptr() % ALIGNMENT_BYTES:
+    if _scattered(x) or x.data_ptr() % ALIGNMENT_BYTES:
         return x.clone(memory_format=torch.contiguous_format)
     return x
 

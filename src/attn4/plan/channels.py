@@ -62,7 +62,7 @@ def _role_faults(plan: Plan) -> Iterator[str]:
     expected = 0
     for role in plan.roles:
         if role.first_warp != expected:
-            yield f"role {role.name} begins at warp {role.first_warp}, but the roles before it end at {expected}"
+            yield f"role {role.name} begins at warp {role.first_warp}, but those before it end at {expected}"
         expected = role.first_warp + role.warps
     if not 0 < expected <= MOST_WARPS or expected % GROUP_WARPS:
         yield (
@@ -77,13 +77,13 @@ def _register_faults(plan: Plan, machine: Machine) -> Iterator[str]:
         return
     for role in plan.roles:
         if role.registers % 8 or not 24 <= role.registers <= 256:
-            yield f"role {role.name} has {role.registers} registers; setmaxnreg takes multiples of 8 from 24 to 256"
+            yield f"role {role.name} has {role.registers} registers, not a multiple of 8 from 24 to 256"
     for first, second in pairwise(plan.roles):
         shares_group = (second.first_warp - 1) // GROUP_WARPS == second.first_warp // GROUP_WARPS
         if shares_group and first.registers != second.registers:
             yield (
-                f"roles {first.name} ({first.registers} registers) and {second.name} ({second.registers}) share a "
-                "warpgroup, which has one register count"
+                f"roles {first.name} ({first.registers} registers) and {second.name} ({second.registers}) "
+                "share a warpgroup, which has one register count"
             )
     launch = min(machine.registers // (WARP * warps), 255) // 8 * 8
     wanted = sum(role.warps * role.registers for role in plan.roles)
@@ -101,15 +101,17 @@ def _buffer_faults(plan: Plan, buffer: Buffer) -> Iterator[str]:
     shape = " x ".join(map(str, buffer.shape))
     if buffer.size != buffer.stages * stage:
         yield (
-            f"buffer {buffer.name} has {buffer.size} {unit}, but {buffer.stages} stages of {shape} {buffer.dtype} "
-            f"are {buffer.stages} x {stage} = {buffer.stages * stage}"
+            f"buffer {buffer.name} has {buffer.size} {unit}, but {buffer.stages} stages of {shape} "
+            f"{buffer.dtype} are {buffer.stages} x {stage} = {buffer.stages * stage}"
         )
     if buffer.space == "shared":
         need = alignment(buffer)
-        if buffer.offset % need:
-            yield f"buffer {buffer.name} begins at byte {buffer.offset}, {buffer.offset % need} past a multiple of {need}"
+        rest = buffer.offset % need
+        if rest:
+            yield f"buffer {buffer.name} begins at byte {buffer.offset}, {rest} past a multiple of {need}"
         if need == SWIZZLE_BYTES and buffer.stages > 1 and stage % need:
-            yield f"a stage of buffer {buffer.name} is {stage} bytes, not a multiple of {need}: the next is misaligned"
+            rest = stage % need
+            yield f"a stage of buffer {buffer.name} is {stage} bytes, {rest} past a multiple of {need}"
     if buffer.borrows is not None:
         yield from _borrow_faults(plan, buffer)
 
@@ -130,7 +132,9 @@ def _borrow_faults(plan: Plan, buffer: Buffer) -> Iterator[str]:
 def _memory_faults(plan: Plan, machine: Machine) -> Iterator[str]:
     limits = {"shared": (machine.shared_memory, "bytes"), "tensor": (machine.tensor_columns, "columns")}
     for space, (limit, unit) in limits.items():
-        owners = sorted((b for b in plan.buffers if b.space == space and b.borrows is None), key=lambda b: b.offset)
+        owners = sorted(
+            (b for b in plan.buffers if b.space == space and b.borrows is None), key=lambda b: b.offset
+        )
         for first, second in pairwise(owners):
             if first.offset + first.size > second.offset:
                 yield (
@@ -165,7 +169,8 @@ def _channel_faults(plan: Plan, channel: Channel) -> Iterator[str]:
     known = {role.name: role for role in plan.roles}
     unknown = [name for name in (channel.producer, *channel.consumers) if name not in known]
     if unknown or not channel.consumers:
-        yield f"channel {channel.name} names {', '.join(unknown) or 'no consumer'}; roles are {', '.join(known)}"
+        named = ", ".join(unknown) or "no consumer"
+        yield f"channel {channel.name} names {named}; roles are {', '.join(known)}"
         return
     producer = known[channel.producer]
     consumers = tuple(known[name] for name in channel.consumers)
@@ -194,11 +199,15 @@ def _slot_faults(plan: Plan, channel: Channel, consumers: tuple[Role, ...]) -> I
         yield f"channel {channel.name} hands over buffer {channel.buffer}, which does not exist"
         return
     if buffer is not None and buffer.stages != channel.stages:
-        yield f"channel {channel.name} has {channel.stages} slots, but buffer {buffer.name} has {buffer.stages} stages"
+        yield (
+            f"channel {channel.name} has {channel.stages} slots, but buffer {buffer.name} has "
+            f"{buffer.stages} stages"
+        )
     wanted, why = 0, "no asynchronous copy reports to it"
     if channel.kind == "tma" and buffer is not None:
         wanted = stage_size("shared", buffer.shape, buffer.dtype)
-        why = f"a stage of {buffer.name} is {' x '.join(map(str, buffer.shape))} {buffer.dtype} = {wanted} bytes"
+        shape = " x ".join(map(str, buffer.shape))
+        why = f"a stage of {buffer.name} is {shape} {buffer.dtype} = {wanted} bytes"
         if plan.cta_group > 1 and any(role.leader_only for role in consumers):
             wanted *= plan.cta_group
             why += f", x {plan.cta_group} CTAs = {wanted}"
@@ -211,8 +220,8 @@ def _named_faults(channel: Channel, producer: Role, consumers: tuple[Role, ...])
     threads = WARP * sum(role.warps for role in roles.values())
     if channel.full_arrivals % (WARP * GROUP_WARPS) or not 0 < channel.full_arrivals <= threads:
         yield (
-            f"channel {channel.name}: a named barrier of {channel.full_arrivals} threads, but whole warpgroups of "
-            f"{' + '.join(roles)} are multiples of {WARP * GROUP_WARPS} up to {threads}"
+            f"channel {channel.name}: a named barrier of {channel.full_arrivals} threads, but warpgroups "
+            f"of {' + '.join(roles)} are multiples of {WARP * GROUP_WARPS} up to {threads}"
         )
     if channel.empty_arrivals or channel.transaction_bytes:
         yield f"channel {channel.name}: a named barrier has neither an empty side nor bytes"
@@ -248,9 +257,9 @@ def _barrier_faults(plan: Plan) -> Iterator[str]:
     size = 0 if barriers is None else barriers.size
     if size != count * BARRIER_BYTES:
         yield (
-            f"buffer barriers has {size} bytes, but the channels have {count} barriers of {BARRIER_BYTES} bytes "
-            f"= {count * BARRIER_BYTES}"
+            f"buffer barriers has {size} bytes, but the channels have {count} barriers: "
+            f"{count} x {BARRIER_BYTES} = {count * BARRIER_BYTES}"
         )
     named = sum(c.stages for c in plan.channels if c.kind == "named")
     if named > NAMED_BARRIERS:
-        yield f"the channels take {named} named barriers; a CTA has {NAMED_BARRIERS} besides that of the whole CTA"
+        yield f"the channels take {named} named barriers; a CTA has {NAMED_BARRIERS} besides its own"

@@ -90,17 +90,20 @@ def invalid(problem: Problem) -> tuple[str, ...]:
     """What is wrong with ``problem`` on any machine that has kernels."""
     reasons = []
     if problem.dtype not in DTYPES:
-        reasons.append(f"The dtype is {problem.dtype}; kernels take {' and '.join(DTYPES)}. Convert, or {REFERENCE}.")
-    for name, value in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
+        reasons.append(
+            f"The dtype is {problem.dtype}; kernels take {' and '.join(DTYPES)}. Convert, or {REFERENCE}."
+        )
+    # One sentence says it where both are equal.
+    for value, name in {problem.head_dim_v: "head_dim_v", problem.head_dim: "head_dim"}.items():
         if value % HEAD_DIM_MULTIPLE or not 0 < value <= MOST_HEAD_DIM:
             reasons.append(
-                f"{name} is {value}; kernels take multiples of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} to "
-                f"{MOST_HEAD_DIM}. Pad with zeros, or {REFERENCE}."
+                f"{name} is {value}; kernels take multiples of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} "
+                f"to {MOST_HEAD_DIM}. Pad with zeros, or {REFERENCE}."
             )
     if problem.heads < 1 or problem.kv_heads < 1 or problem.heads % problem.kv_heads:
         reasons.append(
-            f"There are {problem.heads} query heads and {problem.kv_heads} key/value heads; the first must be a "
-            "positive multiple of the second. Repeat the key/value heads, or drop some."
+            f"There are {problem.heads} query heads and {problem.kv_heads} key/value heads; the first must "
+            "be a positive multiple of the second. Repeat the key/value heads, or drop some."
         )
     sizes = {"batch": problem.batch, "seqlen_q": problem.seqlen_q, "seqlen_k": problem.seqlen_k}
     reasons += [f"{name} is {size}; sizes are not negative." for name, size in sizes.items() if size < 0]
@@ -116,21 +119,22 @@ def unplanned(problem: Problem, machine: Machine) -> tuple[str, ...]:
         )
     reasons = []
     pair = (padded(problem.head_dim), padded(problem.head_dim_v))
+    given = f"head_dim is {problem.head_dim} and head_dim_v is {problem.head_dim_v}"
     if pair[0] != pair[1] and pair != UNEQUAL_HEAD_DIMS:
         reasons.append(
-            f"head_dim is {problem.head_dim} and head_dim_v is {problem.head_dim_v}; they must round up to the same "
-            f"multiple of 32, or to {UNEQUAL_HEAD_DIMS[0]} and {UNEQUAL_HEAD_DIMS[1]}. Pad the smaller with zeros, "
-            f"or {REFERENCE}."
+            f"{given}; they must round up to the same multiple of 32, or to {UNEQUAL_HEAD_DIMS[0]} and "
+            f"{UNEQUAL_HEAD_DIMS[1]}. Pad the smaller with zeros, or {REFERENCE}."
         )
-    if problem.direction == "backward" and not machine.tensor_columns:
+    backward = problem.direction == "backward"
+    if backward and not machine.tensor_columns:
         reasons.append(
-            f"The backward pass has no plan on {machine.chip} ({machine.name}) yet. Call it without gradients, "
-            f"or {REFERENCE}."
+            f"The backward pass has no plan on {machine.chip} ({machine.name}) yet. "
+            f"Call it without gradients, or {REFERENCE}."
         )
-    if problem.direction == "backward" and machine.tensor_columns and max(pair) > sm100_backward.MOST_HEAD_DIM:
+    if backward and machine.tensor_columns and max(pair) > sm100_backward.MOST_HEAD_DIM:
         reasons.append(
-            f"head_dim is {problem.head_dim} and head_dim_v is {problem.head_dim_v}; the backward pass on "
-            f"{machine.chip} ({machine.name}) is planned up to {sm100_backward.MOST_HEAD_DIM}. "
+            f"{given}; the backward pass on {machine.chip} ({machine.name}) is planned up to "
+            f"{sm100_backward.MOST_HEAD_DIM}. "
             f"For more, {REFERENCE}."
         )
     return tuple(reasons)

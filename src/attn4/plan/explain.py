@@ -8,12 +8,13 @@ from typing import Any
 
 from attn4.machine import Machine
 from attn4.machine import machine as machine_named
+from attn4.mask import Mask
 from attn4.plan.choose import choose, runnable, unsupported
 from attn4.plan.feeds import UNITS, Feeds, Step, feeds
 from attn4.plan.layout import padded
 from attn4.plan.plan import Buffer, Plan, Space
 from attn4.plan.tiles import Tiles, count_tiles
-from attn4.problem import Problem
+from attn4.problem import DType, Problem
 
 REFERENCE_TILE = 128
 """Side of the tile whose cycles are printed for every plan, so that plans and papers compare."""
@@ -54,16 +55,71 @@ class Explanation:
         }
 
 
-def explain(problem: Problem, machine: Machine | str, *, cta_group: int | None = None) -> Explanation:
-    """Explain ``problem`` on ``machine``, given by itself or by name; needs no GPU.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A problem in the words of a caller, every word optional.
 
-    ``cta_group``: plan for single CTAs (1) or pairs (2); by default the plan decides.
+    ``head_dim_v``, ``kv_heads`` and ``seqlen_k`` are by default ``head_dim``, ``heads`` and ``seqlen_q``.
+    ``causal`` and ``window_size`` as in ``flash_attn_func``; ``varlen``: packed sequences, cu_seqlens.
+    """
+
+    batch: int = 4
+    seqlen_q: int = 4096
+    seqlen_k: int | None = None
+    heads: int = 16
+    kv_heads: int | None = None
+    head_dim: int = 128
+    head_dim_v: int | None = None
+    dtype: DType = "bfloat16"
+    causal: bool = False
+    window_size: tuple[int | None, int | None] = (None, None)
+    varlen: bool = False
+    backward: bool = False
+    deterministic: bool = False
+
+    def problem(self) -> Problem:
+        """The problem that this call is."""
+        return Problem(
+            batch=self.batch,
+            seqlen_q=self.seqlen_q,
+            seqlen_k=self.seqlen_q if self.seqlen_k is None else self.seqlen_k,
+            heads=self.heads,
+            kv_heads=self.heads if self.kv_heads is None else self.kv_heads,
+            head_dim=self.head_dim,
+            head_dim_v=self.head_dim if self.head_dim_v is None else self.head_dim_v,
+            dtype=self.dtype,
+            mask=Mask.of(self.causal, self.window_size),
+            cu_seqlens_q=self.varlen,
+            cu_seqlens_k=self.varlen,
+            direction="backward" if self.backward else "forward",
+            deterministic=self.deterministic,
+        )
+
+
+def explain(
+    problem: Problem | None = None,
+    machine: Machine | str = "sm_90a",
+    *,
+    cta_group: int | None = None,
+    **call: Any,
+) -> Explanation:
+    """Explain ``problem``, or the call that keywords describe, on ``machine``; needs no GPU.
+
+    ``explain(machine="B200", head_dim=128, causal=True, backward=True)``: the keywords are the fields of
+    ``Call``. ``machine`` is an architecture, a product, or a ``Machine``. ``cta_group``: plan for single
+    CTAs (1) or pairs (2); by default the plan decides.
 
     Raises
     ------
+    TypeError
+        Both a problem and keywords that describe one, or an unknown keyword.
     ValueError
         No such machine, or ``cta_group`` does not fit. An unsupported problem is not an error here.
     """
+    if problem is None:
+        problem = Call(**call).problem()
+    elif call:
+        raise TypeError(f"Give a problem or its keywords, not both; got a problem and {', '.join(call)}.")
     where = machine_named(machine) if isinstance(machine, str) else machine
     reasons = unsupported(problem, where)
     plan = None if reasons else choose(problem, where, cta_group=cta_group)
@@ -132,8 +188,7 @@ def _text(e: Explanation) -> Iterable[str]:
 def _head(e: Explanation) -> Iterable[str]:
     p, m = e.problem, e.machine
     window = "" if p.mask.kind != "window" else f" ({p.mask.left}, {p.mask.right})"
-    lengths = [n for n in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k") if getattr(p, n)]
-    features = [*lengths, *(["deterministic"] if p.deterministic else [])]
+    features = [*_lengths(p), *(["deterministic"] if p.deterministic else [])]
     yield (
         f"{p.direction.capitalize()}, {p.dtype}, {p.mask.kind} mask{window}: batch {p.batch}, "
         f"queries {p.seqlen_q}, keys {p.seqlen_k}, heads {p.heads} over {p.kv_heads}, "
@@ -148,6 +203,11 @@ def _head(e: Explanation) -> Iterable[str]:
             f"Tile of a CTA: {plan.tile_m} queries x {plan.tile_n} keys a step, head dims padded to "
             f"{plan.head_dim} and {plan.head_dim_v}, {group}{packed}"
         )
+
+
+def _lengths(problem: Problem) -> list[str]:
+    """The tensors of lengths that the problem comes with."""
+    return [n for n in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k") if getattr(problem, n)]
 
 
 def _roles(plan: Plan) -> Iterable[str]:
@@ -167,9 +227,12 @@ def _use(plan: Plan, space: Space, limit: int) -> str:
 
 def _memory(plan: Plan, space: Space) -> Iterable[str]:
     rows = [("from", "to", "name", "stages", "of", "storage")]
-    found = sorted((b for b in plan.buffers if b.space == space), key=lambda b: (b.offset, b.borrows is not None))
-    for b in found:
-        rows.append((str(b.offset), str(b.offset + b.size), b.name, str(b.stages), _shape(b), _storage(b)))
+    found = sorted(
+        (b for b in plan.buffers if b.space == space), key=lambda b: (b.offset, b.borrows is not None)
+    )
+    rows.extend(
+        (str(b.offset), str(b.offset + b.size), b.name, str(b.stages), _shape(b), _storage(b)) for b in found
+    )
     yield from _table(rows)
 
 
@@ -183,19 +246,19 @@ def _storage(buffer: Buffer) -> str:
 
 def _channels(plan: Plan) -> Iterable[str]:
     rows = [("name", "kind", "slots", "from -> to", "full", "empty", "bytes", "buffer")]
-    for c in plan.channels:
-        rows.append(
-            (
-                c.name,
-                c.kind,
-                str(c.stages),
-                f"{c.producer} -> {', '.join(c.consumers)}",
-                str(c.full_arrivals),
-                str(c.empty_arrivals or "-"),
-                str(c.transaction_bytes or "-"),
-                c.buffer or "-",
-            )
+    rows.extend(
+        (
+            c.name,
+            c.kind,
+            str(c.stages),
+            f"{c.producer} -> {', '.join(c.consumers)}",
+            str(c.full_arrivals),
+            str(c.empty_arrivals or "-"),
+            str(c.transaction_bytes or "-"),
+            c.buffer or "-",
         )
+        for c in plan.channels
+    )
     yield from _table(rows)
 
 
@@ -203,16 +266,17 @@ def _schedule(e: Explanation) -> Iterable[str]:
     assert e.plan is not None
     assert e.tiles is not None
     schedule, tiles = e.plan.schedule, e.tiles
-    grid = "one CTA a tile" if not schedule.persistent else "persistent CTAs"
+    unit = "CTA" if e.plan.cta_group == 1 else "pair of CTAs"
+    grid = f"one {unit} a tile" if not schedule.persistent else "persistent CTAs"
     dealt = "taken from a counter" if schedule.dynamic else "dealt in advance"
     order = schedule.order.replace("_", " ")
-    section = f", in sections of {schedule.section_bytes >> 20} MiB of K and V" if schedule.section_bytes else ""
-    most = "at most " if any((e.plan.cu_seqlens_q, e.plan.cu_seqlens_k, e.plan.seqused_q, e.plan.seqused_k)) else ""
+    section = f", in sections of {schedule.section_bytes >> 20} MiB for L2" if schedule.section_bytes else ""
+    most = "at most " if _lengths(e.problem) else ""
     place = "SMs" if e.plan.cta_group == 1 else "pairs of SMs"
     yield f"  {grid}, {order} order, {dealt}{section}"
     yield f"  {most}{tiles.tiles} tiles on {tiles.slots} {place}: {tiles.waves:.2f} waves"
     share = tiles.steps / tiles.full_steps if tiles.full_steps else 1
-    yield f"  {most}{tiles.steps} steps ({share:.0%} of an unmasked call), {tiles.longest} in the longest tile"
+    yield f"  {most}{tiles.steps} steps ({share:.0%} of an unmasked call), the longest tile {tiles.longest}"
 
 
 def _bounds(e: Explanation) -> Iterable[str]:
@@ -221,7 +285,7 @@ def _bounds(e: Explanation) -> Iterable[str]:
         mine = e.plan is not None and step.cta_group == e.plan.cta_group
         group = "" if len(e.machine.cta_groups) == 1 else f", {step.cta_group}-CTA"
         note = "" if mine or e.plan is None else " (for comparison)"
-        dims = f"{step.head_dim}" if step.head_dim == step.head_dim_v else f"{step.head_dim} and {step.head_dim_v}"
+        dims = " and ".join(map(str, dict.fromkeys((step.head_dim, step.head_dim_v))))
         yield ""
         yield f"Feeds and speeds: {step.tile_m} queries x {step.tile_n} keys, head dim {dims}{group}{note}"
         yield "  cycles a CTA: " + ", ".join(f"{unit} {bound.cycles(unit):g}" for unit in UNITS)
@@ -229,7 +293,8 @@ def _bounds(e: Explanation) -> Iterable[str]:
         yield from _table([("unit", "for", "cycles", "from"), *rows], indent=4)
         yield (
             f"  binds: {' and '.join(bound.binds)}, at {bound.bound:g} cycles; at most "
-            f"{bound.tensor_share:.1%} of tensor peak, {bound.tensor_share * e.machine.peak_tflops:.0f} TFLOP/s"
+            f"{bound.tensor_share:.1%} of tensor peak, "
+            f"{bound.tensor_share * e.machine.peak_tflops:.0f} TFLOP/s"
         )
     yield from _whole_call(e)
     yield from _remarks(e)
@@ -239,14 +304,16 @@ def _whole_call(e: Explanation) -> Iterable[str]:
     if e.plan is None or e.tiles is None or not e.tiles.steps:
         return
     bound = next(f for f in e.feeds if f.step == Step.of(e.plan))
-    microseconds = e.tiles.steps * bound.bound / e.machine.sms / (e.machine.clock_ghz * 1000)
-    yield f"  all steps on all SMs: at least {microseconds:.1f} us (modelled, not measured)"
+    steps = max(e.tiles.steps / e.machine.sms, e.tiles.longest)
+    microseconds = steps * bound.bound / (e.machine.clock_ghz * 1000)
+    yield f"  the whole call: at least {microseconds:.1f} us, {steps:.1f} steps in a row (modelled)"
 
 
 def _remarks(e: Explanation) -> Iterable[str]:
     if e.plan is not None and e.plan.softmax.fma_exp_every:
         every = e.plan.softmax.fma_exp_every
-        yield f"  1 in {every} exponentials is a polynomial on the FMA units: the exponential unit does {1 - 1 / every:.1%}"
+        share = f"the exponential unit does {1 - 1 / every:.1%}"
+        yield f"  1 in {every} exponentials is a polynomial on the FMA units: {share}"
     yield "  not counted: copies that fill shared memory, row statistics, output; operands are 16-bit"
 
 

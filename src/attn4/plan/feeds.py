@@ -173,7 +173,9 @@ def operand_terms(machine: Machine, product: Product, cta_group: int) -> list[Te
         terms.append(_traffic(machine, f"{product.a} of {product.name}", size, times, text))
     times = -(-product.rows // machine.mma_rows)
     size = product.depth * product.columns * ELEMENT_BYTES // cta_group
-    text = f"{product.depth} x {product.columns} x {ELEMENT_BYTES} B" + (" / 2 CTAs" if cta_group == 2 else "")
+    text = f"{product.depth} x {product.columns} x {ELEMENT_BYTES} B" + (
+        " / 2 CTAs" if cta_group == 2 else ""
+    )
     terms.append(_traffic(machine, f"{product.b} of {product.name}", size, times, text))
     return terms
 

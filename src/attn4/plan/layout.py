@@ -10,7 +10,7 @@ from attn4.plan.plan import Buffer, Channel, Space
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "int32": 4, "float32": 4, "int64": 8}
 
 SWIZZLE_BYTES = 1024
-"""A swizzled tile repeats every 8 rows of 128 bytes, so it begins at a multiple of this (PTX ISA, tensor maps)."""
+"""A swizzle repeats every 8 rows of 128 bytes: a tile begins at a multiple (PTX ISA, tensor maps)."""
 
 BULK_BYTES = 16
 """Alignment of everything else that a bulk copy or a vector access touches."""
@@ -42,7 +42,7 @@ def alignment(buffer: Buffer) -> int:
 
 
 def barrier_count(channels: tuple[Channel, ...]) -> int:
-    """Mbarrier objects of the channels: a full one for each slot, and an empty one if slots come back by it."""
+    """Mbarriers of the channels: a full one for each slot, and an empty one if slots come back by it."""
     return sum(c.stages * (1 + (c.empty_arrivals > 0)) for c in channels if c.kind != "named")
 
 

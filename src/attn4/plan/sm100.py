@@ -1,4 +1,4 @@
-"""Forward plans for Blackwell (sm_100a, sm_103a): two query tiles in turns, scores and output in tensor memory.
+"""Forward plans for Blackwell (sm_100a, sm_103a): two query tiles in turns, S and O in tensor memory.
 
 Per step of 128 keys the mma warp issues, for tile i of the CTA, O_i += P_i V and then the next S_i = Q_i K^T,
 while the softmax warpgroup of the other tile works: products and exponentials overlap. A softmax thread owns
@@ -34,6 +34,9 @@ SMALL_BYTES = 3 * 1024
 MOST_STAGES = 10
 """Deeper K/V rings hide no more latency: 10 slots of 16 KB are 160 KB in flight."""
 
+LEAST_SLOTS = 3
+"""Two slots are read by products in flight, one is filled: with fewer the output borrows Q's storage."""
+
 SECTION_BYTES = 50 * 2**20
 """K and V of the heads that are worked on together: well inside L2."""
 
@@ -49,7 +52,7 @@ The same for every mask and tile count, so that a row's result does not depend o
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What decides a forward plan's storage: query tiles of a CTA, padded head dimensions, CTAs of a group."""
+    """What decides a forward plan's storage: query tiles of a CTA, padded head dims, CTAs of a group."""
 
     tiles: int
     head_dim: int
@@ -74,7 +77,7 @@ class Layout:
 
 
 def forward(problem: Problem, machine: Machine, cta_group: int = 1) -> Plan:
-    """The plan of the forward pass of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs."""
+    """The forward plan of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs."""
     mask = problem.mask.kind
     head_dim, head_dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
     pack_gqa = packed_heads(problem)
@@ -133,9 +136,9 @@ def forward_schedule(problem: Problem) -> Schedule:
 def forward_roles(layout: Layout, dynamic: bool, machine: Machine) -> tuple[Role, ...]:
     """Warpgroups for softmax and correction, and one warpgroup of single warps."""
     softmax_registers, correction, other = forward_registers(layout, machine)
+    softmax_job = "a row a thread: maximum, 2^x, sum; P into the columns of S"
     jobs: list[tuple[str, int, int, str]] = [
-        (f"softmax{i}", 4, softmax_registers, f"a row a thread: maximum, 2^x, sum; P{i} into the columns of S{i}")
-        for i in range(layout.tiles)
+        (f"softmax{i}", 4, softmax_registers, softmax_job) for i in range(layout.tiles)
     ]
     jobs += [
         ("correction", 4, correction, "rescales O where the maximum grew, normalises it, writes LSE"),
@@ -149,7 +152,8 @@ def forward_roles(layout: Layout, dynamic: bool, machine: Machine) -> tuple[Role
     roles: list[Role] = []
     first = 0
     for name, warps, registers, job in jobs:
-        roles.append(Role(name, first, warps, registers, job, leader_only=name == "mma" and layout.cta_group == 2))
+        leader_only = name == "mma" and layout.cta_group == 2
+        roles.append(Role(name, first, warps, registers, job, leader_only))
         first += warps
     return tuple(roles)
 
@@ -176,7 +180,7 @@ def shared_pieces(layout: Layout, machine: Machine, dynamic: bool) -> tuple[tupl
     out = Piece(name="out", shape=(TILE_ROWS, layout.head_dim_v), dtype=layout.dtype, stages=layout.tiles)
     free = machine.shared_memory - SMALL_BYTES - query.size("shared")
     ring = ring_pieces(layout, free - out.size("shared"))
-    borrowed = not ring
+    borrowed = sum(piece.stages for piece in ring) < LEAST_SLOTS
     if borrowed:
         ring = ring_pieces(layout, free)
         out = Piece(name=out.name, shape=out.shape, dtype=out.dtype, stages=out.stages, borrows="query")
@@ -187,7 +191,7 @@ def shared_pieces(layout: Layout, machine: Machine, dynamic: bool) -> tuple[tupl
 
 
 def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
-    """K and V slots in ``room`` bytes: one ring if the tiles are equal, else two; none if not one pair fits."""
+    """K and V slots in ``room`` bytes: one ring if their tiles are equal, else two; none if no pair fits."""
     key = stage_size("shared", layout.key_shape, layout.dtype)
     if layout.one_ring:
         stages = min(room // key, MOST_STAGES)
@@ -195,7 +199,7 @@ def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
             return ()
         return (Piece(name="key_value", shape=layout.key_shape, dtype=layout.dtype, stages=stages),)
     value = stage_size("shared", layout.value_shape, layout.dtype)
-    pairs = min(room // (key + value), MOST_STAGES // 2)
+    pairs = min(max(room, 0) // (key + value), MOST_STAGES // 2)
     if pairs < 1:
         return ()
     keys = pairs + (room - pairs * (key + value) >= key)
@@ -210,17 +214,14 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
 
     With one query tile the two score tiles belong to successive steps.
     """
-    scores = [Piece(name=f"scores{i}", shape=(TILE_ROWS, TILE_KEYS), dtype="float32") for i in range(2)]
+    tile, out = (TILE_ROWS, TILE_KEYS), (TILE_ROWS, layout.head_dim_v)
     half = TILE_KEYS // 2
+    scores = [Piece(name=f"scores{i}", shape=tile, dtype="float32") for i in range(2)]
     probabilities = [
-        Piece(
-            name=f"probabilities{i}", shape=(TILE_ROWS, TILE_KEYS), dtype=layout.dtype, borrows=f"scores{i}", at=half
-        )
+        Piece(name=f"probabilities{i}", shape=tile, dtype=layout.dtype, borrows=f"scores{i}", at=half)
         for i in range(2)
     ]
-    outputs = [
-        Piece(name=f"output{i}", shape=(TILE_ROWS, layout.head_dim_v), dtype="float32") for i in range(layout.tiles)
-    ]
+    outputs = [Piece(name=f"output{i}", shape=out, dtype="float32") for i in range(layout.tiles)]
     return (*scores, *outputs, *probabilities)
 
 
@@ -233,10 +234,14 @@ def forward_channels(
     bytes_of = {piece.name: stage_size("shared", piece.shape, piece.dtype) * pair for piece in pieces}
     # A query slot that lends its bytes to the output comes back only when the output has left.
     readers = ("mma", "store") if borrowed else ("mma",)
-    channels = [Channel("query", "tma", "query", layout.tiles, "load", readers, 1, len(readers), bytes_of["query"])]
-    for name in ("key_value", "key", "value"):
-        if name in stages:
-            channels.append(Channel(name, "tma", name, stages[name], "load", ("mma",), 1, 1, bytes_of[name]))
+    query = Channel(
+        "query", "tma", "query", layout.tiles, "load", readers, 1, len(readers), bytes_of["query"]
+    )
+    rings = [name for name in ("key_value", "key", "value") if name in stages]
+    channels = [
+        query,
+        *(Channel(name, "tma", name, stages[name], "load", ("mma",), 1, 1, bytes_of[name]) for name in rings),
+    ]
     for i in range(2):
         softmax_role = f"softmax{i if layout.tiles == 2 else 0}"
         probabilities = f"probabilities{i}"

@@ -50,7 +50,7 @@ class Layout:
 
 
 def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
-    """The plan of the backward pass of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs."""
+    """The backward plan of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs."""
     mask = problem.mask.kind
     layout = Layout(padded(problem.head_dim), padded(problem.head_dim_v), problem.dtype, cta_group)
     pieces = (*single_pieces(layout), *small_pieces(layout)) if cta_group == 1 else pair_pieces(layout)
@@ -100,7 +100,7 @@ def backward_roles(cta_group: int, masked: bool) -> tuple[Role, ...]:
     )
     return (
         Role("reduce", 0, 4, reduce, "adds dQ of a tile to global memory by bulk reductions"),
-        Role("compute", 4, COMPUTE_WARPS, compute, "P^T = 2^(S^T - lse), dS^T = P^T (dP^T - delta); writes dK, dV"),
+        Role("compute", 4, COMPUTE_WARPS, compute, "P^T = 2^(S^T - lse), dS^T = P^T (dP^T - delta), dK, dV"),
         Role("mma", 12, 1, other, "issues the five products of a tile", leader_only=pair),
         Role("load", 13, 1, other, "copies K, V, and per step Q, dO, lse, delta to shared memory"),
         *rest,
@@ -123,7 +123,7 @@ def single_pieces(layout: Layout) -> tuple[Piece, ...]:
 
 
 def pair_pieces(layout: Layout) -> tuple[Piece, ...]:
-    """Tiles of one CTA of a pair: a product's operand B is split by rows or by columns, so Q, dO, K come twice."""
+    """Tiles of one CTA of a pair: B is split by rows here and by columns there, so Q, dO and K come twice."""
     d, dv = layout.head_dim, layout.head_dim_v
     columns, slots = DQ_COLUMNS[2]
     return (
@@ -195,9 +195,7 @@ def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channe
 
     once = [load(name, "mma", 0) for name in ("key", "value", "key_columns") if name in by_name]
     each = [
-        load(name, "mma", 1)
-        for name in ("query", "query_columns", "dout", "dout_columns")
-        if name in by_name
+        load(name, "mma", 1) for name in ("query", "query_columns", "dout", "dout_columns") if name in by_name
     ]
     channels = [
         *once,

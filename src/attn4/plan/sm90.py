@@ -23,8 +23,12 @@ class Tile:
     stages: int
 
 
-REGISTERS = {2: (240, 24), 3: (160, 32)}
-"""Registers a thread of an attending and of a producing warp, by attending warpgroups: 65,536 in all."""
+REGISTERS = {2: (240, 24), 3: (160, 32), 4: (112, 24)}
+"""Registers a thread of an attending and of a producing warp, by attending warpgroups.
+
+They are dealt from what the CTA is launched with, 65,536 / threads rounded down to 8: a larger sum never
+gets its registers, and the kernel hangs.
+"""
 
 
 def padded(head_dim: int) -> int:
@@ -46,7 +50,7 @@ def tile_shape(head_dim: int, head_dim_v: int, mask: str) -> Tile:
         return Tile(128, 176 if mask == "full" else 128, 2, 2)
     if head_dim <= 192:
         return Tile(128, 128 if head_dim_v <= 128 else 96, 2, 2)
-    return Tile(128, 80 if mask == "full" else 64, 2, 2)
+    return Tile(128, 64 if mask == "window" else 80, 2, 2)
 
 
 def forward(problem: Problem, machine: Machine) -> Plan:

@@ -35,9 +35,10 @@ def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
     Forward, a tile is a block of query rows and its steps are over keys; backward the other way round.
     """
     forward = plan.direction == "forward"
-    rows, size = (problem.seqlen_q * plan.pack_gqa, plan.tile_m) if forward else (problem.seqlen_k, plan.tile_n)
+    queries = (problem.seqlen_q * plan.pack_gqa, plan.tile_m)
+    keys = (problem.seqlen_k, plan.tile_n)
+    (rows, size), (others, step) = (queries, keys) if forward else (keys, (problem.seqlen_q, plan.tile_m))
     size *= plan.cta_group
-    others, step = (problem.seqlen_k, plan.tile_n) if forward else (problem.seqlen_q, plan.tile_m)
     blocks = -(-rows // size)
     heads = problem.batch * problem.heads // plan.pack_gqa
     lengths = [
@@ -54,7 +55,7 @@ def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
 
 
 def _steps(problem: Problem, plan: Plan, first: int, last: int, other: tuple[int, int]) -> int:
-    """Steps of the tile of rows ``first`` to ``last``: blocks of the other side that the mask lets it meet."""
+    """Steps of the tile of rows ``first`` to ``last``: blocks of the other side that its mask meets."""
     length, step = other
     shift = problem.seqlen_k - problem.seqlen_q
     left, right = problem.mask.left, problem.mask.right

@@ -133,9 +133,7 @@ class Turn(Fixed):
                 self._wait(Int32(0))
 
     def _wait(self, group):
-        cute.arch.barrier(
-            barrier_id=self.FIRST_BARRIER + group, number_of_threads=self.channel.full_arrivals
-        )
+        cute.arch.barrier(barrier_id=self.FIRST_BARRIER + group, number_of_threads=self.channel.full_arrivals)
 
     def _arrive(self, group):
         cute.arch.barrier_arrive(

@@ -16,9 +16,7 @@ ALIGNMENT = 1024
 
 def row_major_layout(shape, stages: int, dtype):
     """(rows, columns, stages) of row-major tiles in the widest swizzle that divides a row."""
-    atom = warpgroup.make_smem_layout_atom(
-        get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, shape[1]), dtype
-    )
+    atom = warpgroup.make_smem_layout_atom(get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, shape[1]), dtype)
     return cute.tile_to_shape(atom, (*shape, stages), order=(0, 1, 2))
 
 

@@ -47,7 +47,9 @@ class RowTiles(Fixed):
         """The tiles of rows [begin, begin + length): (source partition by tile, destination by slot)."""
         if cutlass.const_expr(self.bounded):
             rows = self.tensor.shape[0]
-            mine = cute.domain_offset((rows - length, 0), self.tensor[None, None, head, batch, begin + length])
+            mine = cute.domain_offset(
+                (rows - length, 0), self.tensor[None, None, head, batch, begin + length]
+            )
         else:
             mine = cute.domain_offset((begin, 0), self.tensor[None, None, head, batch])
         source = cute.local_tile(mine, self.tile, (None, 0))

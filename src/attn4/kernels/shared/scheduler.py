@@ -162,7 +162,16 @@ class TileOrder(Carried):
         n_begin, n_end = self.bounds.visited(block, item.q_len, item.k_len)
         block = block if valid else Int32(END_OF_WORK)
         return TileRecord(
-            block, head, batch, item.q_begin, item.q_rows, item.q_len, item.k_begin, item.k_len, n_begin, n_end
+            block,
+            head,
+            batch,
+            item.q_begin,
+            item.q_rows,
+            item.q_len,
+            item.k_begin,
+            item.k_len,
+            n_begin,
+            n_end,
         )
 
 
@@ -192,17 +201,22 @@ def leave(plan: cutlass.Constexpr, counter):
 
 @cute.jit
 def run_schedule(order, plan: cutlass.Constexpr, counter, tile_ring, words):
-    """The scheduling role: announce one tile after another, then the end."""
+    """The scheduling role: announce one tile after another, then the end.
+
+    A tile is taken from the counter only once the record is free, that is when the loader is nearly done with
+    the tile before it: whoever is first idle gets the next tile.
+    """
     number = cute.arch.block_idx()[0]
     working = cutlass.Boolean(True)
+    tile_ring.acquire()
     while working:
         record = order.find(number)
-        tile_ring.acquire()
         if cute.arch.lane_idx() == 0:
             record.write(words)
         tile_ring.signal()
         tile_ring.advance()
         working = record.row_block != END_OF_WORK
         if working:
+            tile_ring.acquire()
             number = next_number(plan, counter, number)
     leave(plan, counter)

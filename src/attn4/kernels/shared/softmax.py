@@ -40,17 +40,20 @@ class OnlineSoftmax(Fixed):
     @cute.jit
     def update(self, scores, masked: cutlass.Constexpr[bool]):
         """Fold in another block; they become probabilities, and ``rescale`` what the output is multiplied by."""
+        by_row = mma.by_row(scores)
+        # Both maxima first: the shuffles of one row then hide behind the comparisons of the other.
         for half in cutlass.range_constexpr(2):
-            row = mma.by_row(scores)[half, None]
+            row = by_row[half, None]
             old_max = self.row_max[half]
             row_max = quad_reduce(math.reduce_columns(row, cute.arch.fmax, old_max), cute.arch.fmax)
             if cutlass.const_expr(self.plan.rescale_threshold > 0):
                 grown = (row_max - old_max) * self.scale_log2 > self.plan.rescale_threshold
                 row_max = row_max if grown else old_max
             self.row_max[half] = row_max
-            rescale = cute.math.exp2((old_max - finite(row_max)) * self.scale_log2, fastmath=True)
-            self.rescale[half] = rescale
-            self.row_sum[half] = self._exponentiate(row, row_max, self.row_sum[half] * rescale, masked)
+            self.rescale[half] = cute.math.exp2((old_max - finite(row_max)) * self.scale_log2, fastmath=True)
+        for half in cutlass.range_constexpr(2):
+            row_sum = self.row_sum[half] * self.rescale[half]
+            self.row_sum[half] = self._exponentiate(by_row[half, None], self.row_max[half], row_sum, masked)
 
     @cute.jit
     def apply_rescale(self, output):

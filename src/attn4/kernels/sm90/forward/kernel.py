@@ -156,9 +156,7 @@ class Forward:
             arena.tile(name, layout, self.dtype)
             for name, layout in zip(("query", "key", "value"), layouts, strict=True)
         )
-        words = cute.make_tensor(
-            arena.pointer("tile", Int32), cute.make_layout(plan.buffer("tile").shape[0])
-        )
+        words = cute.make_tensor(arena.pointer("tile", Int32), cute.make_layout(plan.buffer("tile").shape[0]))
         tiles = Tiles(words, lengths.group)
         bounds = Bounds(
             plan.mask, plan.tile_m, plan.tile_n, plan.pack_gqa, scalars.window_left, scalars.window_right
@@ -168,14 +166,16 @@ class Forward:
             cute.arch.setmaxregister_decrease(roles["load"].registers)
             if warp == roles["load"].first_warp:
                 rows = (
-                    tma.RowTiles(
-                        copies.query, copies.query_rows, (plan.tile_m, plan.head_dim), query, False
-                    ),
+                    tma.RowTiles(copies.query, copies.query_rows, (plan.tile_m, plan.head_dim), query, False),
                     tma.RowTiles(
                         copies.key, copies.key_rows, (plan.tile_n, plan.head_dim), key, self.bounded_keys
                     ),
                     tma.RowTiles(
-                        copies.value, copies.value_rows, (plan.tile_n, plan.head_dim_v), value, self.bounded_keys
+                        copies.value,
+                        copies.value_rows,
+                        (plan.tile_n, plan.head_dim_v),
+                        value,
+                        self.bounded_keys,
                     ),
                 )
                 ends = (Consumer(rings["tile"]), *(Producer(rings[n]) for n in ("query", "key", "value")))

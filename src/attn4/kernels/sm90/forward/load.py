@@ -10,12 +10,15 @@ from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
 
 @cute.jit
 def load(tiles, query, key, value, channels):
-    """Follow the announced tiles; keys come one block ahead of values, as ``attend`` consumes them."""
+    """Follow the announced tiles; keys come one block ahead of values, as ``attend`` consumes them.
+
+    The record is released only after all but the last copy: the scheduler then takes the next tile as late as
+    its latency allows. Taken at the start, a long tile would hold back another that an idle CTA could run
+    (16k causal on an H200: 9% at D 128, 15% at D 256).
+    """
     announced, query_out, key_out, value_out = channels
     announced.wait()
     tile = TileRecord.read(tiles.words)
-    announced.arrive()
-    announced.advance()
     while tile.row_block != END_OF_WORK:
         if tile.n_begin < tile.n_end:
             kv_head = tile.head // tiles.group
@@ -41,11 +44,13 @@ def load(tiles, query, key, value, channels):
                 value_out.expect()
                 value.copy(values, last - step, value_slot, value_out.barrier)
                 value_out.advance()
+            announced.arrive()
             value_slot = value_out.acquire()
             value_out.expect()
             value.copy(values, tile.n_begin, value_slot, value_out.barrier)
             value_out.advance()
+        else:
+            announced.arrive()
+        announced.advance()
         announced.wait()
         tile = TileRecord.read(tiles.words)
-        announced.arrive()
-        announced.advance()

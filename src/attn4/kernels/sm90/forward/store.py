@@ -66,9 +66,7 @@ class Store(Fixed):
                 piece[i] = exchanged[i]
             column = (QUAD * group + lane) * COLUMNS
             if exists and column < columns:
-                target = cute.make_tensor(
-                    (row.iterator + column).align(16), cute.make_layout(COLUMNS)
-                )
+                target = cute.make_tensor((row.iterator + column).align(16), cute.make_layout(COLUMNS))
                 cute.copy(atom, cute.recast_tensor(piece, self.out.element_type), target)
 
 

@@ -26,44 +26,51 @@ def attend(
     a prepared launch is found. The key holds all that the checks and the choice of a plan depend on.
     """
     try:
-        launch = _launches.get(_signature(q, k, v, vectors, options)) if q.is_cuda else None
+        key = (
+            q.shape,
+            q.stride(),
+            q.dtype,
+            q.get_device(),
+            k.shape,
+            k.stride(),
+            k.dtype,
+            k.get_device(),
+            v.shape,
+            v.stride(),
+            v.dtype,
+            v.get_device(),
+            options,
+            torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+            vectors if vectors is gpu.NO_VECTORS else _kinds(vectors),
+        )
+        launch = _launches.get(key)
     except (AttributeError, TypeError, RuntimeError):
-        # Not dense tensors, or options that do not hash: the checks below name the culprit.
-        launch = None
+        # Not dense tensors, or options that do not hash: the checks name the culprit, if it is one.
+        return _attend_anew(q, k, v, vectors, options, out)[1]
     if launch is None:
-        return _attend_anew(q, k, v, vectors, options, out)
+        launch, result = _attend_anew(q, k, v, vectors, options, out)
+        if launch is not None:
+            _remember(key, launch)
+        return result
     if out is not None:
         check_out(out, launch.out_like, (q, k, v))
     return launch(q, k, v, vectors, out)
 
 
-def _signature(
-    q: Tensor, k: Tensor, v: Tensor, vectors: gpu.Vectors, options: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    key = (
-        q.shape,
-        q.stride(),
-        q.dtype,
-        q.get_device(),
-        k.shape,
-        k.stride(),
-        k.dtype,
-        k.get_device(),
-        v.shape,
-        v.stride(),
-        v.dtype,
-        v.get_device(),
-        options,
-        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
-    )
-    if vectors is gpu.NO_VECTORS:
-        return key
-    return key + tuple(None if x is None else (x.shape, x.dtype, x.get_device()) for x in vectors)
+def _kinds(vectors: gpu.Vectors) -> tuple[Any, ...]:
+    return tuple(None if x is None else (x.shape, x.dtype, x.get_device()) for x in vectors)
+
+
+def _remember(key: tuple[Any, ...], launch: gpu.Launch) -> None:
+    if len(_launches) >= _MOST_LAUNCHES:
+        _launches.clear()
+    _launches[key] = launch
 
 
 def _attend_anew(
     q: Tensor, k: Tensor, v: Tensor, vectors: gpu.Vectors, options: tuple[Any, ...], out: Tensor | None
-) -> Any:
+) -> tuple[gpu.Launch | None, Any]:
+    """The result, and on a GPU the launch that gave it."""
     lengths = Lengths(
         cu_seqlens_q=vectors[0], cu_seqlens_k=vectors[1], seqused_q=vectors[2], seqused_k=vectors[3]
     )
@@ -71,12 +78,9 @@ def _attend_anew(
     if out is not None:
         check_out(out, q.new_empty(1).expand(call.out_shape), (q, k, v))
     if call.backend == "reference":
-        return _reference(call, out)
+        return None, _reference(call, out)
     launch = gpu.prepare(call)
-    if len(_launches) >= _MOST_LAUNCHES:
-        _launches.clear()
-    _launches[_signature(q, k, v, vectors, options)] = launch
-    return launch(q, k, v, vectors, out)
+    return launch, launch(q, k, v, vectors, out)
 
 
 def _reference(call: Call, out: Tensor | None) -> Any:

@@ -1,0 +1,584 @@
+"""The one list of problems that every suite draws from: the reference, the kernels, and what is compiled.
+
+``CASES`` are run on every backend that can hold them; ``LARGE`` only on a GPU. ``required_plans`` says,
+without a GPU, which kernels the device tests launch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from attn4.mask import Mask
+
+if TYPE_CHECKING:
+    import torch
+
+    from attn4.plan.plan import Plan
+    from attn4.problem import Problem
+    from case_inputs import Inputs
+
+Window = tuple[int | None, int | None]
+Lens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One problem. ``lens_*`` packs that side, with ``tail`` rows after the last sequence.
+
+    ``values`` and ``layout`` name entries of ``case_inputs``. ``fault`` is the kind in the log of public
+    faults that the case shows.
+    """
+
+    name: str
+    batch: int = 2
+    seqlen_q: int = 128
+    seqlen_k: int = 128
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 64
+    head_dim_v: int | None = None
+    dtype: str = "bfloat16"
+    causal: bool = False
+    window: Window = (None, None)
+    lens_q: Lens | None = None
+    lens_k: Lens | None = None
+    used_q: Lens | None = None
+    used_k: Lens | None = None
+    tail: int = 0
+    scale: float | None = None
+    values: str = "gaussian"
+    layout: str = "contiguous"
+    lse: bool = True
+    fault: str = ""
+
+    @property
+    def dim_v(self) -> int:
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
+    def softmax_scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def mask(self) -> Mask:
+        return Mask.of(self.causal, self.window)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        import torch
+
+        return getattr(torch, self.dtype)
+
+    @property
+    def q_shape(self) -> tuple[int, ...]:
+        return (*self._rows(self.lens_q, self.seqlen_q), self.heads, self.head_dim)
+
+    @property
+    def k_shape(self) -> tuple[int, ...]:
+        return (*self._rows(self.lens_k, self.seqlen_k), self.kv_heads, self.head_dim)
+
+    @property
+    def v_shape(self) -> tuple[int, ...]:
+        return (*self.k_shape[:-1], self.dim_v)
+
+    def _rows(self, lens: Lens | None, seqlen: int) -> tuple[int, ...]:
+        return (self.batch, seqlen) if lens is None else (sum(lens) + self.tail,)
+
+    @property
+    def varlen(self) -> bool:
+        return bool(self.lengths())
+
+    def lengths(self) -> dict[str, Lens]:
+        """Keyword arguments of ``flash_attn_varlen_func`` as tuples."""
+        packed = {"cu_seqlens_q": self.lens_q, "cu_seqlens_k": self.lens_k}
+        found = {name: (0, *itertools.accumulate(lens)) for name, lens in packed.items() if lens is not None}
+        used = {"seqused_q": self.used_q, "seqused_k": self.used_k}
+        return found | {name: lens for name, lens in used.items() if lens is not None}
+
+    def inputs(self, device: str, seed: int = 0) -> Inputs:
+        from case_inputs import make_inputs
+
+        return make_inputs(self, device, seed)
+
+    def keywords(self) -> dict[str, Any]:
+        """Options of the call, without tensors."""
+        return {"softmax_scale": self.scale, "causal": self.causal, "window_size": self.window}
+
+    def run(self, inputs: Inputs, **extra: Any) -> Any:
+        """The public function on ``inputs``; (out, lse), or out alone where the case has no LSE."""
+        from attn4 import flash_attn_func, flash_attn_varlen_func
+
+        function = flash_attn_varlen_func if self.varlen else flash_attn_func
+        keywords = self.keywords() | {"return_lse": self.lse} | inputs.lengths | extra
+        return function(inputs.q, inputs.k, inputs.v, **keywords)
+
+    def problem(self) -> Problem:
+        """What ``run`` makes of the case, from tensors without memory."""
+        import torch
+
+        from attn4.ops.call import Options
+        from attn4.ops.check import checked
+        from attn4.reference import Lengths
+
+        shapes = (self.q_shape, self.k_shape, self.v_shape)
+        q, k, v = (torch.empty(shape, dtype=self.torch_dtype, device="meta") for shape in shapes)
+        lengths = Lengths(
+            **{
+                name: torch.empty(len(x), dtype=torch.int32, device="meta")
+                for name, x in self.lengths().items()
+            }
+        )
+        options = Options(
+            softmax_scale=self.scale,
+            causal=self.causal,
+            window_size=self.window,
+            return_lse=self.lse,
+            backend="reference",
+        )
+        return checked(q, k, v, lengths, options).problem()
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (70, 20)},
+    "left window": {"window": (100, 0)},
+    "right window": {"window": (None, 37)},
+    "off diagonal": {"window": (90, -40)},
+}
+
+HEAD_DIMS = tuple(range(8, 257, 8))
+
+
+def _head_dims() -> Iterable[Case]:
+    for dim, mask in itertools.product(HEAD_DIMS, ("full", "causal")):
+        yield Case(name=f"dim {dim} {mask}", head_dim=dim, seqlen_q=150, seqlen_k=333, **MASKS[mask])
+    for mask in MASKS:
+        yield Case(
+            name=f"dim 192,128 {mask}",
+            head_dim=192,
+            head_dim_v=128,
+            seqlen_q=200,
+            seqlen_k=461,
+            kv_heads=1,
+            **MASKS[mask],
+        )
+
+
+def _masks() -> Iterable[Case]:
+    for (name, mask), dim in itertools.product(MASKS.items(), (64, 128, 256)):
+        for seqlen_q, seqlen_k in ((261, 261), (40, 300), (300, 40)):
+            yield Case(
+                name=f"{name} {dim} {seqlen_q}x{seqlen_k}",
+                head_dim=dim,
+                seqlen_q=seqlen_q,
+                seqlen_k=seqlen_k,
+                **mask,
+            )
+    for mask, dim in itertools.product(("full", "causal", "window"), (64, 128)):
+        yield Case(
+            name=f"float16 {dim} {mask}",
+            dtype="float16",
+            head_dim=dim,
+            seqlen_q=300,
+            seqlen_k=411,
+            **MASKS[mask],
+        )
+        yield Case(
+            name=f"no lse {dim} {mask}",
+            lse=False,
+            head_dim=dim,
+            seqlen_q=300,
+            seqlen_k=411,
+            **MASKS[mask],
+        )
+
+
+TILES_M = (128, 192)
+TILES_N = (64, 80, 128, 176)
+"""Tile sizes of the plans; one row more, and 64 more, have both been wrong elsewhere."""
+
+
+def _sizes() -> Iterable[Case]:
+    sizes_q = (1, 2, 64, *(m + d for m in TILES_M for d in (-1, 0, 1, 64)))
+    sizes_k = (1, 7, *(k * n + d for n in TILES_N for k, d in ((1, 0), (1, 1), (2, 1), (2, 64))))
+    pairs = itertools.zip_longest(sizes_q, sizes_k, fillvalue=193)
+    for (seqlen_q, seqlen_k), (mask, dim) in itertools.product(
+        pairs, itertools.product(("full", "causal"), (64, 128, 256))
+    ):
+        yield Case(
+            name=f"size {seqlen_q}x{seqlen_k} {mask} {dim}",
+            head_dim=dim,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            batch=1,
+            **MASKS[mask],
+        )
+
+
+def _heads() -> Iterable[Case]:
+    for heads, kv_heads in ((3, 1), (4, 1), (6, 2), (8, 2), (8, 1), (10, 2), (14, 2), (71, 1), (16, 16)):
+        for mask, seqlen_q in (("full", 1), ("causal", 5), ("causal", 200)):
+            yield Case(
+                name=f"heads {heads}:{kv_heads} {mask} {seqlen_q}",
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=128,
+                seqlen_q=seqlen_q,
+                seqlen_k=300,
+                fault="E7",
+                **MASKS[mask],
+            )
+    yield Case(
+        name="heads 96:8 decode", heads=96, kv_heads=8, head_dim=128, seqlen_q=1, seqlen_k=700, fault="E7"
+    )
+
+
+def _values() -> Iterable[Case]:
+    for values, mask in itertools.product(("negative", "uniform", "huge", "ascending"), ("full", "causal")):
+        yield Case(
+            name=f"{values} {mask}",
+            values=values,
+            head_dim=128,
+            seqlen_q=200,
+            seqlen_k=449,
+            **MASKS[mask],
+        )
+    for dtype in ("bfloat16", "float16"):
+        yield Case(
+            name=f"masked first tile, negative, {dtype}",
+            values="negative",
+            dtype=dtype,
+            batch=1,
+            seqlen_q=88,
+            seqlen_k=448,
+            heads=14,
+            kv_heads=2,
+            causal=True,
+            fault="B1",
+        )
+    yield Case(name="raw logits of -2.4e5", values="huge", head_dim=128, causal=True, fault="B2")
+    yield Case(
+        name="one huge key",
+        values="constant",
+        batch=1,
+        seqlen_q=1,
+        seqlen_k=1,
+        heads=1,
+        kv_heads=1,
+        fault="B7",
+    )
+    yield Case(
+        name="uniform, no whole tile",
+        values="uniform",
+        seqlen_q=3,
+        seqlen_k=513,
+        heads=8,
+        kv_heads=8,
+        head_dim=128,
+        fault="A11",
+    )
+    yield Case(name="scale 1", scale=1.0, seqlen_q=130, seqlen_k=260)
+
+
+def _layouts() -> Iterable[Case]:
+    shared = ("bhsd", "sbhd", "offset", "odd_rows", "fused", "heads_expanded", "batch_expanded")
+    faults = {"bhsd": "D1", "sbhd": "D3", "heads_expanded": "D5", "offset": "D7", "odd_rows": "D7"}
+    for layout, (mask, dim) in itertools.product(shared, (("full", 64), ("causal", 128), ("causal", 256))):
+        yield Case(
+            name=f"layout {layout} {dim} {mask}",
+            layout=layout,
+            seqlen_q=190,
+            seqlen_k=190,
+            heads=4,
+            kv_heads=2,
+            head_dim=dim,
+            fault=faults.get(layout, ""),
+            **MASKS[mask],
+        )
+    yield Case(
+        name="layout offset 1x65x4x64",
+        layout="offset",
+        batch=1,
+        seqlen_q=65,
+        seqlen_k=65,
+        heads=4,
+        fault="D7",
+    )
+    yield Case(
+        name="layout sbhd 16:2",
+        layout="sbhd",
+        heads=16,
+        kv_heads=2,
+        head_dim=256,
+        causal=True,
+        values="negative",
+        fault="D3",
+    )
+
+
+SKEWED = (700, 3, 0, 64, 129, 1, 17)
+
+
+def _packed() -> Iterable[Case]:
+    for (name, mask), dim in itertools.product(MASKS.items(), (64, 128, 256)):
+        if name in ("full", "causal", "window"):
+            yield Case(name=f"packed self {dim} {name}", lens_q=SKEWED, lens_k=SKEWED, head_dim=dim, **mask)
+            yield Case(
+                name=f"packed cross {dim} {name}",
+                lens_q=(5, 130, 0, 300, 64, 1),
+                lens_k=(200, 0, 77, 129, 500, 64),
+                heads=4,
+                kv_heads=1,
+                head_dim=dim,
+                tail=9,
+                **mask,
+            )
+    for layout in ("bhsd", "offset", "odd_rows", "fused"):
+        yield Case(
+            name=f"packed {layout}", layout=layout, lens_q=SKEWED, lens_k=SKEWED, head_dim=128, causal=True
+        )
+    yield Case(name="packed, no lse", lens_q=SKEWED, lens_k=SKEWED, head_dim=128, causal=True, lse=False)
+    yield Case(
+        name="packed float16", dtype="float16", lens_q=SKEWED, lens_k=SKEWED, head_dim=128, causal=True
+    )
+    yield Case(
+        name="zero keys before long segments",
+        lens_q=(0, 302, 210, 0),
+        lens_k=(634, 436, 210, 768),
+        heads=4,
+        kv_heads=1,
+        head_dim=256,
+        causal=True,
+        fault="C3",
+    )
+    yield Case(
+        name="empty segments in decode",
+        lens_q=(0, 1, 0, 1),
+        lens_k=(0, 3, 0, 5),
+        heads=9,
+        kv_heads=3,
+        fault="C5",
+    )
+    yield Case(
+        name="one token after empty segments",
+        lens_q=(0, 0, 0, 1),
+        lens_k=(0, 0, 0, 1),
+        heads=21,
+        kv_heads=7,
+        head_dim=120,
+        fault="C5",
+    )
+    yield Case(
+        name="rows past the last segment",
+        lens_q=(144, 288, 512),
+        lens_k=(144, 288, 512),
+        tail=2,
+        head_dim=128,
+        fault="C6",
+    )
+    yield Case(
+        name="NaN outside the segments", lens_q=(5, 16), lens_k=(5, 16), tail=3, head_dim=128, fault="C8"
+    )
+    yield Case(name="only empty segments", lens_q=(0, 0), lens_k=(0, 0), tail=4, fault="C13")
+    yield Case(name="queries without any key", lens_q=(3, 9), lens_k=(0, 0), fault="C1")
+
+
+def _used() -> Iterable[Case]:
+    for (name, mask), dim in itertools.product(MASKS.items(), (64, 128)):
+        if name in ("full", "causal", "window"):
+            yield Case(
+                name=f"used keys {dim} {name}",
+                batch=4,
+                seqlen_q=70,
+                seqlen_k=300,
+                used_k=(32, 300, 0, 129),
+                head_dim=dim,
+                heads=4,
+                fault="C7",
+                **mask,
+            )
+    yield Case(
+        name="used queries and keys",
+        batch=3,
+        seqlen_q=260,
+        seqlen_k=300,
+        used_q=(0, 129, 260),
+        used_k=(64, 200, 300),
+        head_dim=128,
+        causal=True,
+        fault="C10",
+    )
+    yield Case(
+        name="packed queries over a padded cache",
+        batch=3,
+        lens_q=(1, 64, 3),
+        seqlen_k=400,
+        used_k=(400, 77, 3),
+        heads=8,
+        kv_heads=2,
+        head_dim=128,
+        causal=True,
+        fault="C7",
+    )
+    yield Case(
+        name="packed and used",
+        lens_q=(60, 200),
+        lens_k=(128, 300),
+        used_q=(33, 200),
+        used_k=(100, 1),
+        head_dim=128,
+        tail=5,
+    )
+    yield Case(
+        name="padded queries over packed keys", lens_k=(65, 200), seqlen_q=50, head_dim=128, causal=True
+    )
+    yield Case(
+        name="decode over a cache",
+        batch=4,
+        seqlen_q=1,
+        seqlen_k=128,
+        used_k=(32, 64, 96, 48),
+        heads=8,
+        kv_heads=8,
+        fault="C7",
+    )
+
+
+def _empty() -> Iterable[Case]:
+    for mask in ("full", "causal"):
+        yield Case(name=f"no keys {mask}", seqlen_q=100, seqlen_k=0, fault="C1", **MASKS[mask])
+    yield Case(name="no batch", batch=0, fault="C2")
+    yield Case(name="no queries", seqlen_q=0, fault="C2")
+    yield Case(name="no packed queries", lens_q=(0,), lens_k=(5,), fault="C2")
+    yield Case(name="no sequences", lens_q=(), lens_k=(), tail=3, fault="C2")
+    yield Case(name="causal, more queries than keys", seqlen_q=300, seqlen_k=100, causal=True, fault="A10")
+
+
+def _windows() -> Iterable[Case]:
+    yield Case(
+        name="window left -1 with causal",
+        window=(-1, 0),
+        causal=True,
+        seqlen_q=300,
+        seqlen_k=300,
+        head_dim=128,
+        fault="A1",
+    )
+    yield Case(name="window that is empty", window=(7, -8), seqlen_q=200, seqlen_k=200, fault="A2")
+    yield Case(name="window of -1 and -1", window=(-1, -1), seqlen_q=200, seqlen_k=200, fault="A3")
+    for right in (2**31 - 1, 299, 10**12):
+        yield Case(name=f"right bound {right}", window=(20, right), seqlen_q=300, seqlen_k=90, fault="A5")
+    yield Case(
+        name="window over all keys",
+        window=(1023, 0),
+        seqlen_q=1024,
+        seqlen_k=1024,
+        dtype="float16",
+        head_dim=128,
+        fault="A6",
+    )
+    yield Case(name="window past the keys", window=(32, 64), seqlen_q=129, seqlen_k=40, fault="A8")
+    for left in (127, 128, 129):
+        yield Case(name=f"window of {left + 1}", window=(left, 0), seqlen_q=400, seqlen_k=400, fault="A9")
+
+
+CASES: tuple[Case, ...] = tuple(
+    itertools.chain(
+        _head_dims(),
+        _masks(),
+        _sizes(),
+        _heads(),
+        _values(),
+        _layouts(),
+        _packed(),
+        _used(),
+        _empty(),
+        _windows(),
+    )
+)
+
+LARGE: tuple[Case, ...] = (
+    Case(name="long causal", batch=1, seqlen_q=8200, seqlen_k=8200, heads=4, head_dim=128, causal=True),
+    Case(
+        name="long bhsd 256",
+        layout="bhsd",
+        batch=1,
+        seqlen_q=8192,
+        seqlen_k=8192,
+        heads=8,
+        kv_heads=8,
+        head_dim=256,
+        causal=True,
+        fault="D1",
+    ),
+    Case(name="80000 segments", lens_q=(16,) * 80000, lens_k=(16,) * 80000, heads=1, kv_heads=1, fault="D14"),
+    Case(name="batch 65537", batch=65537, seqlen_q=3, seqlen_k=5, heads=1, kv_heads=1, fault="D14"),
+    Case(
+        name="71280 heads",
+        batch=1,
+        seqlen_q=3,
+        seqlen_k=3,
+        heads=71280,
+        kv_heads=71280,
+        head_dim=128,
+        fault="D14",
+    ),
+    Case(
+        name="4 million keys",
+        batch=1,
+        seqlen_q=2048,
+        seqlen_k=2**22,
+        heads=8,
+        kv_heads=1,
+        head_dim=128,
+        causal=True,
+        scale=1.0,
+        fault="D10 D11",
+    ),
+    Case(
+        name="more than 2**31 elements in q",
+        batch=1,
+        seqlen_q=65664,
+        seqlen_k=129,
+        heads=256,
+        kv_heads=1,
+        head_dim=128,
+        fault="D13",
+    ),
+    Case(
+        name="more than 2**31 elements in k",
+        batch=17,
+        seqlen_q=1,
+        seqlen_k=2**20,
+        used_k=(2**20,) * 16 + (1000,),
+        heads=1,
+        kv_heads=1,
+        head_dim=128,
+        scale=1.0,
+        fault="D13",
+    ),
+)
+"""Too large for a CPU; ``test_large.py`` compares what an oracle can afford."""
+
+BY_NAME: dict[str, Case] = {case.name: case for case in (*CASES, *LARGE)}
+
+
+def case(name: str, **changes: Any) -> Case:
+    """The listed case of that name, maybe changed where no other kernel is needed for it."""
+    return replace(BY_NAME[name], **changes)
+
+
+@cache
+def required_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
+    """The plans of all cases, each once: what a bundle for the device tests must hold. Needs no GPU."""
+    from attn4.machine import machine as machine_named
+    from attn4.plan.choose import choose
+
+    target = machine_named(machine)
+    launched = (c for c in BY_NAME.values() if 0 not in c.q_shape and 0 not in c.k_shape)
+    return tuple(dict.fromkeys(choose(c.problem(), target) for c in launched))

@@ -1,0 +1,309 @@
+"""The way to a kernel, with a kernel that only records: what it is called with, and what is done once."""
+
+import pytest
+import torch
+
+from attn4 import flash_attn_func, flash_attn_varlen_func
+from attn4.machine import machine
+from attn4.ops import check, dispatch, gpu, workspace
+from cases import BY_NAME, case
+
+COUNTER = torch.zeros(2, dtype=torch.int32)
+
+
+class OnGpu(torch.Tensor):
+    """A CPU tensor that says it is on a GPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    is_cuda = True
+
+
+def on_gpu(x):
+    return x.as_subclass(OnGpu)
+
+
+class Kernel:
+    def __init__(self, plan):
+        self.plan = plan
+        self.calls = []
+
+    def __call__(self, *arguments):
+        self.calls.append(arguments)
+        arguments[3].fill_(1)
+
+    @property
+    def last(self):
+        names = ("q", "k", "v", "out", "lse", "softmax_scale", "window_left", "window_right")
+        names += ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "counter", "ctas")
+        return dict(zip(names, self.calls[-1], strict=True))
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels by plan; the machine is an H200 that lives in host memory."""
+    loaded = {}
+    monkeypatch.setattr(gpu, "kernel_for", lambda plan: loaded.setdefault(plan, Kernel(plan)))
+    monkeypatch.setattr(gpu, "machine_of", lambda device: machine("sm_90a"))
+    monkeypatch.setattr(gpu, "sm_count", lambda device: 132)
+    monkeypatch.setattr(gpu, "_current_device", lambda: -1)
+    monkeypatch.setattr(workspace, "counter", lambda device: COUNTER)
+    monkeypatch.setattr(check, "_backend", lambda name, device: "gpu")
+    monkeypatch.setattr(dispatch, "_launches", {})
+    return loaded
+
+
+def _only(kernels):
+    (kernel,) = kernels.values()
+    return kernel
+
+
+def _qkv(*shape, dtype=torch.bfloat16):
+    return [on_gpu(torch.randn(*shape, dtype=dtype)) for _ in range(3)]
+
+
+def test_second_call_of_a_signature_neither_checks_nor_plans(kernels, monkeypatch):
+    q, k, v = _qkv(2, 64, 4, 64)
+    flash_attn_func(q, k, v)
+    monkeypatch.setattr(dispatch, "checked", None)
+    monkeypatch.setattr(gpu, "prepare", None)
+    out = flash_attn_func(q, k, v)
+    assert out.shape == q.shape
+    assert len(_only(kernels).calls) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"causal": True},
+        {"window_size": (4, 4)},
+        {"softmax_scale": 0.5},
+        {"return_lse": True},
+        {"deterministic": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_option_is_another_signature_in_both_orders(kernels, change):
+    q, k, v = _qkv(2, 64, 4, 64)
+    for keywords in ({}, change, {}, change):
+        flash_attn_func(q, k, v, **keywords)
+    assert len(dispatch._launches) == 2
+
+
+def test_bad_calls_are_refused_after_good_ones_of_the_same_shapes(kernels):
+    q, k, v = _qkv(2, 64, 4, 64)
+    flash_attn_func(q, k, v)
+    with pytest.raises(ValueError, match="dtypes"):
+        flash_attn_func(q, on_gpu(k.half()), v)
+    with pytest.raises(ValueError, match="length"):
+        flash_attn_func(q, k, v[:, :63])
+    with pytest.raises(ValueError, match="last one must be 1"):
+        flash_attn_func(q, on_gpu(torch.randn(2, 64, 64, 4).bfloat16().transpose(2, 3)), v)
+    with pytest.raises(NotImplementedError, match="softcap"):
+        flash_attn_func(q, k, v, softcap=1.0)
+    with pytest.raises(TypeError, match="left, right"):
+        flash_attn_func(q, k, v, window_size=[1, 2, 3])
+
+
+def test_gradients_are_refused_with_the_way_out_and_no_grad_is_not(kernels):
+    q, k, v = _qkv(2, 64, 4, 64)
+    flash_attn_func(q, k, v)
+    v.requires_grad_()
+    with pytest.raises(NotImplementedError, match=r"torch\.no_grad"):
+        flash_attn_func(q, k, v)
+    with torch.no_grad():
+        flash_attn_func(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("dim", "dim_v", "kind", "word"),
+    [
+        (36, 36, ValueError, "36"),
+        (264, 264, ValueError, "264"),
+        (64, 128, NotImplementedError, "128"),
+    ],
+)
+def test_head_dims_without_a_kernel_are_refused(kernels, dim, dim_v, kind, word):
+    q, k = _qkv(1, 16, 1, dim)[:2]
+    v = _qkv(1, 16, 1, dim_v)[0]
+    with pytest.raises(kind, match=word):
+        flash_attn_func(q, k, v)
+    assert not kernels
+
+
+def test_float32_is_refused_with_the_dtypes_of_gpus(kernels):
+    with pytest.raises(NotImplementedError, match="bfloat16, float16"):
+        flash_attn_func(*_qkv(1, 16, 1, 64, dtype=torch.float32))
+
+
+def test_gpus_without_kernels_are_refused_with_the_reason(kernels, monkeypatch):
+    monkeypatch.setattr(gpu, "machine_of", lambda device: machine("sm_100a"))
+    with pytest.raises(NotImplementedError, match="reference"):
+        flash_attn_func(*_qkv(1, 16, 1, 64))
+
+
+def test_unknown_gpus_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    with pytest.raises(NotImplementedError, match=r"NVIDIA A100 is sm_80.*sm_90a.*reference"):
+        gpu.machine_of(0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((10, 3), "sm_103a")]
+)
+def test_known_gpus_are_found_by_their_capability(monkeypatch, capability, name):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert gpu.machine_of(0).name == name
+
+
+def test_dense_arguments(kernels):
+    q, k, v = _qkv(2, 64, 4, 64)
+    out = flash_attn_func(q, k, v, softmax_scale=0.3)
+    last = _only(kernels).last
+    assert all(last[name] is x for name, x in zip("qkv", (q, k, v), strict=True))
+    assert last["out"] is out
+    assert last["lse"] is None
+    assert last["softmax_scale"] == 0.3
+    assert (last["window_left"], last["window_right"]) == (2**30, 2**30)
+    assert last["ctas"] == 132
+    assert (last["counter"] is COUNTER) == _only(kernels).plan.schedule.dynamic
+    assert all(last[n] is None for n in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"))
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ((3, 5), (3, 5)),
+        ((-1, 5), (2**30, 5)),
+        ((10**12, 2**31 - 1), (2**30, 2**30)),
+        ((7, -8), (7, -8)),
+        ((-(10**12), 4), (-(2**30), 4)),
+    ],
+)
+def test_window_bounds_fit_int32(kernels, window, expected):
+    flash_attn_func(*_qkv(1, 16, 1, 64), window_size=window)
+    last = _only(kernels).last
+    assert (last["window_left"], last["window_right"]) == expected
+
+
+def test_packed_arguments(kernels):
+    q, k, v = _qkv(9, 4, 64)
+    cu_seqlens = torch.tensor([0, 3, 9], dtype=torch.int32)
+    used = torch.tensor([3, 2], dtype=torch.int32)
+    out, lse = flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, seqused_k=used, return_lse=True
+    )
+    last = _only(kernels).last
+    assert last["cu_seqlens_q"] is cu_seqlens
+    assert last["seqused_q"] is None
+    assert last["seqused_k"] is used
+    assert last["counter"] is COUNTER
+    assert (out.shape, lse.shape, lse.dtype) == ((9, 4, 64), (4, 9), torch.float32)
+    assert last["lse"] is lse
+
+
+@pytest.mark.parametrize("name", ["layout offset 64 full", "layout odd_rows 64 full"])
+def test_what_the_copy_engine_cannot_take_is_copied(kernels, name):
+    inputs = BY_NAME[name].inputs("cpu")
+    for _ in range(2):
+        flash_attn_func(on_gpu(inputs.q), on_gpu(inputs.k), on_gpu(inputs.v))
+        last = _only(kernels).last
+        for side in "qkv":
+            x = last[side]
+            assert x.data_ptr() % 16 == 0
+            assert all(stride % 8 == 0 for stride in x.stride()[:-1])
+            assert torch.equal(x, getattr(inputs, side))
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "sbhd", "heads_expanded", "batch_expanded", "fused"])
+def test_what_it_can_take_is_not_copied(kernels, layout):
+    inputs = BY_NAME[f"layout {layout} 64 full"].inputs("cpu")
+    q, k, v = on_gpu(inputs.q), on_gpu(inputs.k), on_gpu(inputs.v)
+    out = flash_attn_func(q, k, v)
+    last = _only(kernels).last
+    assert (last["q"] is q, last["k"] is k, last["v"] is v) == (True, True, True)
+    assert out.is_contiguous()
+
+
+def test_misaligned_and_strided_lengths_are_copied(kernels):
+    q, k, v = _qkv(9, 1, 64)
+    storage = torch.tensor([7, 0, 3, 9, 0, 8, 3, 8, 9], dtype=torch.int32)
+    for cu_seqlens in (storage[1:4], storage[4::2]):
+        flash_attn_varlen_func(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+        given = _only(kernels).last["cu_seqlens_q"]
+        assert given.tolist() == [0, 3, 9]
+        assert given.is_contiguous()
+        assert given.data_ptr() % 16 == 0
+
+
+def test_a_misaligned_call_after_an_aligned_one_of_equal_shape_is_copied(kernels):
+    q, k, v = _qkv(2, 65, 4, 64)
+    flash_attn_func(q, k, v)
+    storage = torch.randn(q.numel() + 1, dtype=torch.bfloat16)
+    moved = on_gpu(storage[1:].view(q.shape))
+    flash_attn_func(moved, k, v)
+    last = _only(kernels).last
+    assert len(dispatch._launches) == 1
+    assert torch.equal(last["q"], moved)
+    assert last["q"].data_ptr() % 16 == 0
+    assert last["k"] is k
+
+
+@pytest.mark.parametrize("name", [c.name for c in BY_NAME.values() if 0 in c.q_shape or 0 in c.k_shape])
+def test_without_a_query_or_a_key_nothing_is_launched(kernels, name):
+    named = case(name)
+    inputs = named.inputs("cpu")
+    inputs = inputs.with_tensors(on_gpu(inputs.q), on_gpu(inputs.k), on_gpu(inputs.v))
+    out, lse = named.run(inputs, return_lse=True)
+    assert not kernels
+    assert out.shape == (*named.q_shape[:-1], named.dim_v)
+    assert out.count_nonzero() == 0
+    assert (lse == -torch.inf).all()
+
+
+def test_given_out_is_written_and_checked_on_every_call(kernels):
+    q, k, v = _qkv(2, 64, 4, 64)
+    for _ in range(2):
+        out = torch.full(q.shape, torch.nan, dtype=q.dtype)
+        assert flash_attn_func(q, k, v, out=out) is out
+        assert _only(kernels).last["out"] is out
+        with pytest.raises(ValueError, match="out has shape"):
+            flash_attn_func(q, k, v, out=out[:1])
+
+
+def test_hint_of_a_length_does_not_reach_the_kernel(kernels):
+    q, k, v = _qkv(9, 4, 64)
+    cu_seqlens = torch.tensor([0, 3, 9], dtype=torch.int32)
+    for hint in (0, 6, 9, None):
+        flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=hint, max_seqlen_k=hint
+        )
+    seen = [
+        [id(x) if isinstance(x, torch.Tensor) else x for x in c[5:]]
+        for k in kernels.values()
+        for c in k.calls
+    ]
+    assert len(seen) == 4
+    assert all(arguments == seen[0] for arguments in seen)
+
+
+def test_signatures_do_not_pile_up_without_end(kernels, monkeypatch):
+    monkeypatch.setattr(dispatch, "_MOST_LAUNCHES", 3)
+    for rows in range(1, 9):
+        flash_attn_func(*_qkv(1, rows, 1, 64))
+        assert len(dispatch._launches) <= 3
+
+
+def test_every_case_is_planned_as_its_problem_says(kernels):
+    """The list of plans made without a GPU is the list of kernels that calls ask for."""
+    from attn4.plan.choose import choose
+    from cases import CASES
+
+    for named in CASES:
+        if 0 in named.q_shape or 0 in named.k_shape:
+            continue
+        inputs = named.inputs("cpu")
+        kernels.clear()
+        named.run(inputs.with_tensors(on_gpu(inputs.q), on_gpu(inputs.k), on_gpu(inputs.v)))
+        dispatch._launches.clear()
+        assert list(kernels) == [choose(named.problem(), machine("sm_90a"))], named.name
