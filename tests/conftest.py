@@ -24,6 +24,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join([SOURCES, *filter(None, [os.environ.g
 DEVICE_TESTS = Path(__file__).parent / "device"
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--bundle",
+        default=None,
+        metavar="FOLDER",
+        help="compiled kernels for the device tests (attn4 compile)",
+    )
+
+
 def missing_gpu():
     """Why the device tests cannot run here, None if they can."""
     import torch

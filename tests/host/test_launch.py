@@ -5,21 +5,16 @@ import torch
 
 from attn4 import flash_attn_func, flash_attn_varlen_func
 from attn4.machine import machine
+from attn4.mask import Mask
 from attn4.ops import check, dispatch, gpu, workspace
-from cases import BY_NAME, case
+from attn4.plan.choose import choose
+from attn4.reference import Lengths, forward
+from cases import BY_NAME, CASES, case, required_plans
+from fault_checks import CHECKS
+from judge import eager, judge, oracle
+from poison import poisoned_memory
 
 COUNTER = torch.zeros(2, dtype=torch.int32)
-
-
-class OnGpu(torch.Tensor):
-    """A CPU tensor that says it is on a GPU."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-    is_cuda = True
-
-
-def on_gpu(x):
-    return x.as_subclass(OnGpu)
 
 
 class Kernel:
@@ -52,13 +47,39 @@ def kernels(monkeypatch):
     return loaded
 
 
+@pytest.fixture
+def contract(kernels, monkeypatch):
+    """Kernels that do in torch what the call of a kernel promises."""
+    monkeypatch.setattr(gpu, "kernel_for", lambda plan: kernels.setdefault(plan, ContractKernel(plan)))
+    return kernels
+
+
+class ContractKernel:
+    def __init__(self, plan):
+        self.plan = plan
+
+    def __call__(self, q, k, v, out, lse, scale, left, right, *rest):
+        *vectors, counter, _ctas = rest
+        names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+        assert [x is not None for x in vectors] == [getattr(self.plan, name) for name in names]
+        assert (lse is not None) == self.plan.lse
+        assert (counter is COUNTER) == self.plan.schedule.dynamic
+        assert max(abs(left), abs(right)) <= 2**30
+        mask = {"full": Mask(), "causal": Mask(None, 0), "window": Mask(left, right)}[self.plan.mask]
+        lengths = Lengths(**dict(zip(names, vectors, strict=True)))
+        found, found_lse = forward(q, k, v, softmax_scale=scale, mask=mask, lengths=lengths)
+        out.copy_(found)
+        if lse is not None:
+            lse.copy_(found_lse)
+
+
 def _only(kernels):
     (kernel,) = kernels.values()
     return kernel
 
 
 def _qkv(*shape, dtype=torch.bfloat16):
-    return [on_gpu(torch.randn(*shape, dtype=dtype)) for _ in range(3)]
+    return [torch.randn(*shape, dtype=dtype) for _ in range(3)]
 
 
 def test_second_call_of_a_signature_neither_checks_nor_plans(kernels, monkeypatch):
@@ -93,11 +114,11 @@ def test_bad_calls_are_refused_after_good_ones_of_the_same_shapes(kernels):
     q, k, v = _qkv(2, 64, 4, 64)
     flash_attn_func(q, k, v)
     with pytest.raises(ValueError, match="dtypes"):
-        flash_attn_func(q, on_gpu(k.half()), v)
+        flash_attn_func(q, k.half(), v)
     with pytest.raises(ValueError, match="length"):
         flash_attn_func(q, k, v[:, :63])
     with pytest.raises(ValueError, match="last one must be 1"):
-        flash_attn_func(q, on_gpu(torch.randn(2, 64, 64, 4).bfloat16().transpose(2, 3)), v)
+        flash_attn_func(q, torch.randn(2, 64, 64, 4).bfloat16().transpose(2, 3), v)
     with pytest.raises(NotImplementedError, match="softcap"):
         flash_attn_func(q, k, v, softcap=1.0)
     with pytest.raises(TypeError, match="left, right"):
@@ -206,7 +227,7 @@ def test_packed_arguments(kernels):
 def test_what_the_copy_engine_cannot_take_is_copied(kernels, name):
     inputs = BY_NAME[name].inputs("cpu")
     for _ in range(2):
-        flash_attn_func(on_gpu(inputs.q), on_gpu(inputs.k), on_gpu(inputs.v))
+        flash_attn_func(inputs.q, inputs.k, inputs.v)
         last = _only(kernels).last
         for side in "qkv":
             x = last[side]
@@ -218,7 +239,7 @@ def test_what_the_copy_engine_cannot_take_is_copied(kernels, name):
 @pytest.mark.parametrize("layout", ["bhsd", "sbhd", "heads_expanded", "batch_expanded", "fused"])
 def test_what_it_can_take_is_not_copied(kernels, layout):
     inputs = BY_NAME[f"layout {layout} 64 full"].inputs("cpu")
-    q, k, v = on_gpu(inputs.q), on_gpu(inputs.k), on_gpu(inputs.v)
+    q, k, v = inputs.q, inputs.k, inputs.v
     out = flash_attn_func(q, k, v)
     last = _only(kernels).last
     assert (last["q"] is q, last["k"] is k, last["v"] is v) == (True, True, True)
@@ -240,7 +261,7 @@ def test_a_misaligned_call_after_an_aligned_one_of_equal_shape_is_copied(kernels
     q, k, v = _qkv(2, 65, 4, 64)
     flash_attn_func(q, k, v)
     storage = torch.randn(q.numel() + 1, dtype=torch.bfloat16)
-    moved = on_gpu(storage[1:].view(q.shape))
+    moved = storage[1:].view(q.shape)
     flash_attn_func(moved, k, v)
     last = _only(kernels).last
     assert len(dispatch._launches) == 1
@@ -253,7 +274,6 @@ def test_a_misaligned_call_after_an_aligned_one_of_equal_shape_is_copied(kernels
 def test_without_a_query_or_a_key_nothing_is_launched(kernels, name):
     named = case(name)
     inputs = named.inputs("cpu")
-    inputs = inputs.with_tensors(on_gpu(inputs.q), on_gpu(inputs.k), on_gpu(inputs.v))
     out, lse = named.run(inputs, return_lse=True)
     assert not kernels
     assert out.shape == (*named.q_shape[:-1], named.dim_v)
@@ -294,16 +314,30 @@ def test_signatures_do_not_pile_up_without_end(kernels, monkeypatch):
         assert len(dispatch._launches) <= 3
 
 
-def test_every_case_is_planned_as_its_problem_says(kernels):
-    """The list of plans made without a GPU is the list of kernels that calls ask for."""
-    from attn4.plan.choose import choose
-    from cases import CASES
+@pytest.mark.parametrize("name", [c.name for c in CASES if c.fault] + ["no lse 64 window", "packed offset"])
+def test_a_kernel_that_keeps_the_contract_gives_the_right_result(contract, name):
+    named = BY_NAME[name]
+    inputs = named.inputs("cpu")
+    with poisoned_memory():
+        result = named.run(inputs)
+    out, lse = result if named.lse else (result, None)
+    judge(out, lse, oracle(named, inputs), eager(named, inputs))
 
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_faults_are_tried_with_listed_kernels_alone(contract, name):
+    CHECKS[name]("cpu")
+    assert set(contract) <= set(required_plans())
+
+
+def test_every_case_asks_for_the_kernel_of_its_problem(kernels):
+    """The list of plans made without a GPU is the list of kernels that calls load."""
     for named in CASES:
-        if 0 in named.q_shape or 0 in named.k_shape:
-            continue
-        inputs = named.inputs("cpu")
         kernels.clear()
-        named.run(inputs.with_tensors(on_gpu(inputs.q), on_gpu(inputs.k), on_gpu(inputs.v)))
         dispatch._launches.clear()
-        assert list(kernels) == [choose(named.problem(), machine("sm_90a"))], named.name
+        named.run(named.inputs("cpu"))
+        if 0 in named.q_shape or 0 in named.k_shape:
+            assert not kernels
+        else:
+            assert list(kernels) == [choose(named.problem(), machine("sm_90a"))], named.name
+            assert set(kernels) <= set(required_plans())

@@ -21,6 +21,9 @@ SIZES = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
+# The name that every supported version takes; the newest want it to be called cache.
+pytestmark = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
+
 LEFT, RIGHT, NONE = "left", "right", "none"
 LENGTHS = (11, 7, 3)
 

@@ -66,9 +66,12 @@ def check_out(out: Any, like: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> 
             f"out must be contiguous and start at a multiple of 16 bytes, got strides {out.stride()} at "
             f"address {address:#x}; leave out=None and copy the result instead"
         )
-    if address and any(address == x.data_ptr() for x in inputs):
+    q, k, v = inputs
+    if address and address in (q.data_ptr(), k.data_ptr(), v.data_ptr()):
         raise ValueError("out shares its memory with q, k or v, which are still read while out is written")
-    if records_gradient(out, *inputs):
+    if torch.is_grad_enabled() and (
+        out.requires_grad or q.requires_grad or k.requires_grad or v.requires_grad
+    ):
         raise ValueError("out= cannot be used while gradients are recorded; use torch.no_grad() or out=None")
 
 

@@ -58,7 +58,7 @@ def attend(
 
 
 def _kinds(vectors: gpu.Vectors) -> tuple[Any, ...]:
-    return tuple(None if x is None else (x.shape, x.dtype, x.get_device()) for x in vectors)
+    return tuple([x if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in vectors])
 
 
 def _remember(key: tuple[Any, ...], launch: gpu.Launch) -> None:

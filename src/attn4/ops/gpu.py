@@ -38,8 +38,8 @@ class Launch:
     """A kernel and its constant arguments. ``kernel`` is None where no query meets a key.
 
     ``out_like`` and ``lse_like`` have one element's memory and the shape of the results: torch.empty_like of
-    them is a third cheaper than torch.empty of a shape. ``scattered``: some of q, k, v have strides that a
-    copy engine cannot take.
+    them is a third cheaper than torch.empty of a shape. ``scattered``: some inputs have strides that a
+    kernel cannot take.
     """
 
     kernel: Callable[..., None] | None
@@ -65,9 +65,13 @@ class Launch:
             lse = torch.empty_like(self.lse_like, memory_format=torch.contiguous_format)
         if self.kernel is None:
             return _fill_empty(out, lse)
-        if self.scattered or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
-            q, k, v = _movable(q), _movable(k), _movable(v)
+        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
         if vectors is not NO_VECTORS:
+            for x in vectors:
+                if x is not None:
+                    addresses |= x.data_ptr()
+        if self.scattered or addresses % ALIGNMENT_BYTES:
+            q, k, v = _movable(q), _movable(k), _movable(v)
             vectors = _movable_vectors(vectors)
         self.kernel(
             q,
@@ -112,7 +116,7 @@ def prepare(call: Call) -> Launch:
         window_right=_clamp(call.mask.right),
         dynamic=plan is not None and plan.schedule.dynamic,
         ctas=sm_count(device),
-        scattered=any(map(_scattered, (call.q, call.k, call.v))),
+        scattered=_scattered(call),
     )
 
 
@@ -137,13 +141,22 @@ def _clamp(bound: int | None) -> int:
     return UNBOUNDED if bound is None else max(-UNBOUNDED, min(bound, UNBOUNDED))
 
 
-def _scattered(x: Tensor) -> bool:
+def _scattered(call: Call) -> bool:
+    """Whether strides alone demand a copy."""
+    lengths = call.lengths
+    vectors = (lengths.cu_seqlens_q, lengths.cu_seqlens_k, lengths.seqused_q, lengths.seqused_k)
+    return any(map(_uneven, (call.q, call.k, call.v))) or any(
+        x is not None and not x.is_contiguous() for x in vectors
+    )
+
+
+def _uneven(x: Tensor) -> bool:
     return any(stride * x.element_size() % ALIGNMENT_BYTES for stride in x.stride()[:-1])
 
 
 def _movable(x: Tensor) -> Tensor:
     """``x`` itself, or a contiguous copy where the copy engine could not take it."""
-    if _scattered(x) or x.data_ptr() % ALIGNMENT_BYTES:
+    if _uneven(x) or x.data_ptr() % ALIGNMENT_BYTES:
         return x.clone(memory_format=torch.contiguous_format)
     return x
 

@@ -99,7 +99,10 @@ class Plan:
 
     ``head_dim`` and ``head_dim_v`` are padded to the kernel's tile; the true ones arrive with the tensors.
     ``tile_m`` counts query rows of a CTA, ``tile_n`` keys of one step. ``pack_gqa`` query heads of a group
-    share a tile (1: not packed).
+    share a tile (1: not packed). With ``ping_pong`` warpgroups take turns in issuing products.
+    ``query_in_registers`` keeps Q there for a tile, so that its products read half as much shared memory.
+    With ``late_release`` keys are released only after half of the exponentials: nothing but a data
+    dependence keeps ptxas from moving the wait for the output product above all of them.
     """
 
     arch: str
@@ -123,7 +126,8 @@ class Plan:
     seqused_k: bool = False
     lse: bool = True
     ping_pong: bool = True
-    overlap: bool = True
+    late_release: bool = False
+    query_in_registers: bool = False
     deterministic: bool = False
 
     def role(self, name: str) -> Role:

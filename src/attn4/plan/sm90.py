@@ -1,27 +1,28 @@
-"""Plans for Hopper (sm_90a): one producer warpgroup and two or three warpgroups that attend."""
+"""Plans for Hopper (sm_90a): one producing warpgroup and two to four warpgroups that attend.
+
+Which of the tiles that fit is fastest was measured on an H200: docs/log.md has the races.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from attn4.machine import Machine
-from attn4.plan.plan import Buffer, Channel, Plan, Role, Schedule, SoftmaxPlan
+from attn4.plan.layout import Piece, barrier_count, pack, padded
+from attn4.plan.plan import Buffer, Channel, Plan, Role, Schedule
 from attn4.problem import Problem
 
 WARPS_PER_GROUP = 4
+GROUP_THREADS = 128
+
 TILE_RECORD_WORDS = 12
-HEAD_DIM_STEP = 32
 
+SHORT_FULL = 2048
+SHORT_MASKED = 4096
+"""Query lengths up to which smaller tiles win at head dimensions up to 64, without and with a mask."""
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Query rows, keys of one step, attending warpgroups and ring depth of a CTA."""
-
-    rows: int
-    keys: int
-    groups: int
-    stages: int
-
+SECTION_BYTES = 32 * 2**20
+"""K and V of the heads that are worked on together: well inside an L2 of 50 MB."""
 
 REGISTERS = {2: (240, 24), 3: (160, 32), 4: (112, 24)}
 """Registers a thread of an attending and of a producing warp, by attending warpgroups.
@@ -31,56 +32,74 @@ gets its registers, and the kernel hangs.
 """
 
 
-def padded(head_dim: int) -> int:
-    """The head dimension that a tile holds: rounded up to 32, so that a swizzle atom fits."""
-    return -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Query rows, keys of one step, attending warpgroups and ring depth of a CTA; how a warpgroup works."""
 
-
-def tile_shape(head_dim: int, head_dim_v: int, mask: str) -> Tile:
-    """Tile by padded head dimensions: what registers and 227 KB of shared memory hold.
-
-    An attending thread keeps rows*head_dim_v/128/groups words of output, rows*keys/128/groups of scores
-    and half as many of probabilities.
-    """
-    if head_dim <= 64:
-        return Tile(192, 128, 3, 2)
-    if head_dim <= 96:
-        return Tile(128, 128, 2, 2)
-    if head_dim <= 128:
-        return Tile(128, 176 if mask == "full" else 128, 2, 2)
-    if head_dim <= 192:
-        return Tile(128, 128 if head_dim_v <= 128 else 96, 2, 2)
-    return Tile(128, 64 if mask == "window" else 80, 2, 2)
+    rows: int
+    keys: int
+    groups: int
+    stages: int
+    query_in_registers: bool = False
+    late_release: bool = False
+    ping_pong: bool = True
 
 
 def forward(problem: Problem, machine: Machine) -> Plan:
     """The plan of the forward pass of ``problem`` on a Hopper ``machine``."""
-    mask = problem.mask.kind
-    head_dim, head_dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
-    tile = tile_shape(head_dim, head_dim_v, mask)
     plan = Plan(
         arch=machine.name,
         direction="forward",
         dtype=problem.dtype,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        mask=mask,
-        tile_m=tile.rows,
-        tile_n=tile.keys,
+        head_dim=padded(problem.head_dim),
+        head_dim_v=padded(problem.head_dim_v),
+        mask=problem.mask.kind,
+        tile_m=0,
+        tile_n=0,
         roles=(),
         buffers=(),
         channels=(),
         schedule=schedule(problem),
-        softmax=SoftmaxPlan(),
         cu_seqlens_q=problem.cu_seqlens_q,
         cu_seqlens_k=problem.cu_seqlens_k,
         seqused_q=problem.seqused_q,
         seqused_k=problem.seqused_k,
         lse=problem.lse,
-        ping_pong=head_dim <= 128,
-        overlap=True,
     )
-    return with_tile(plan, tile)
+    return with_tile(plan, tile_shape(problem), machine)
+
+
+def tile_shape(problem: Problem) -> Tile:
+    """The tile by padded head dimensions: what registers and shared memory hold.
+
+    An attending thread keeps rows * head_dim_v / 128 / groups words of output, rows * keys / 128 / groups of
+    scores, half as many of probabilities, and rows * head_dim / 256 / groups of queries if they stay there.
+    """
+    head_dim, head_dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
+    if head_dim <= 64:
+        return narrow_tile(problem)
+    if head_dim <= 128:
+        return Tile(128, 128, 2, 2, query_in_registers=True, late_release=True)
+    if head_dim <= 192:
+        keys = 128 if head_dim_v <= 128 else 96
+        return Tile(128, keys, 2, 2, late_release=True, ping_pong=False)
+    keys = 64 if problem.mask.kind == "window" else 80
+    return Tile(128, keys, 2, 2, late_release=True, ping_pong=False)
+
+
+def narrow_tile(problem: Problem) -> Tile:
+    """Tiles for head dimensions up to 64, where rows are cheap: how many depends on how many there are.
+
+    192 rows share each key longest, but leave the last third of a tile empty at 1024; lengths of a ragged
+    batch are not known here.
+    """
+    ragged = problem.cu_seqlens_q or problem.seqused_q
+    if problem.mask.kind == "full" and not ragged:
+        if problem.seqlen_q <= SHORT_FULL:
+            return Tile(256, 64, 4, 4)
+    elif ragged or problem.seqlen_q <= SHORT_MASKED:
+        return Tile(128, 128, 2, 2, query_in_registers=True, late_release=True)
+    return Tile(192, 128, 3, 2)
 
 
 def schedule(problem: Problem) -> Schedule:
@@ -88,47 +107,63 @@ def schedule(problem: Problem) -> Schedule:
     ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
     if problem.mask.kind == "full" and not ragged:
         return Schedule(order="linear", persistent=True, dynamic=False)
-    return Schedule(order="longest_first", persistent=True, dynamic=True, section_bytes=32 * 2**20)
+    return Schedule(order="longest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
 
 
-def with_tile(plan: Plan, tile: Tile) -> Plan:
+def with_tile(plan: Plan, tile: Tile, machine: Machine) -> Plan:
     """``plan`` with roles, buffers and channels for ``tile``."""
-    attending = tile.groups * WARPS_PER_GROUP
-    consumer_registers, producer_registers = REGISTERS[tile.groups]
-    roles = (
-        Role("load", 0, 1, producer_registers, "copies Q, K and V to shared memory"),
-        Role("schedule", 1, 1, producer_registers, "takes tiles and announces them"),
-        Role("idle", 2, 2, producer_registers, "completes the warpgroup that gives registers away"),
-        Role("attend", WARPS_PER_GROUP, attending, consumer_registers, "both products, softmax, output"),
-    )
-    query = tile.rows * plan.head_dim * 2
-    key = tile.keys * plan.head_dim * 2
-    value = tile.keys * plan.head_dim_v * 2
-    channels = (
-        Channel("query", "tma", "query", 1, "load", ("attend",), 1, attending, query),
-        Channel("key", "tma", "key", tile.stages, "load", ("attend",), 1, attending, key),
-        Channel("value", "tma", "value", tile.stages, "load", ("attend",), 1, attending, value),
-        Channel("tile", "thread", "tile", 1, "schedule", ("load", "attend"), 1, attending + 1),
-        Channel("turn", "named", None, tile.groups, "attend", ("attend",), 2 * 32 * WARPS_PER_GROUP, 0),
-    )
-    barrier_words = sum(2 * channel.stages for channel in channels if channel.kind != "named")
-    shapes = (
-        ("query", (tile.rows, plan.head_dim), plan.dtype, 1, query),
-        ("key", (tile.keys, plan.head_dim), plan.dtype, tile.stages, key),
-        ("value", (tile.keys, plan.head_dim_v), plan.dtype, tile.stages, value),
-        ("tile", (TILE_RECORD_WORDS,), "int32", 1, 4 * TILE_RECORD_WORDS),
-        ("barriers", (barrier_words,), "int64", 1, 8 * barrier_words),
-    )
-    buffers: list[Buffer] = []
-    offset = 0
-    for name, shape, dtype, stages, stage_bytes in shapes:
-        buffers.append(Buffer(name, "shared", shape, dtype, stages, offset, stages * stage_bytes))
-        offset += stages * stage_bytes
-    return replace(
+    plan = replace(
         plan,
         tile_m=tile.rows,
         tile_n=tile.keys,
-        roles=roles,
-        buffers=tuple(buffers),
-        channels=channels if plan.ping_pong else channels[:-1],
+        ping_pong=tile.ping_pong,
+        query_in_registers=tile.query_in_registers,
+        late_release=tile.late_release,
+        roles=roles(tile),
     )
+    handed = channels(plan, tile)
+    return replace(plan, channels=handed, buffers=buffers(plan, tile, barrier_count(handed), machine))
+
+
+def roles(tile: Tile) -> tuple[Role, ...]:
+    """A producing warpgroup of four warps, then the warpgroups that attend."""
+    attending, producing = REGISTERS[tile.groups]
+    return (
+        Role("load", 0, 1, producing, "copies Q, K and V to shared memory"),
+        Role("schedule", 1, 1, producing, "takes tiles and announces them"),
+        Role("idle", 2, 2, producing, "completes the warpgroup that gives registers away"),
+        Role("attend", 4, tile.groups * WARPS_PER_GROUP, attending, "both products, softmax, output"),
+    )
+
+
+def channels(plan: Plan, tile: Tile) -> tuple[Channel, ...]:
+    """Every attending warp releases a slot with one arrival."""
+    warps = tile.groups * WARPS_PER_GROUP
+    row = plan.head_dim * 2
+    consumers = ("attend",)
+    handed = (
+        Channel("query", "tma", "query", 1, "load", consumers, 1, warps, tile.rows * row),
+        Channel("key", "tma", "key", tile.stages, "load", consumers, 1, warps, tile.keys * row),
+        Channel(
+            "value", "tma", "value", tile.stages, "load", consumers, 1, warps, tile.keys * plan.head_dim_v * 2
+        ),
+        Channel("tile", "thread", "tile", 1, "schedule", ("load", *consumers), 1, warps + 1),
+    )
+    if not tile.ping_pong:
+        return handed
+    return (*handed, Channel("turn", "named", None, tile.groups, "attend", consumers, 2 * GROUP_THREADS, 0))
+
+
+def buffers(plan: Plan, tile: Tile, barriers: int, machine: Machine) -> tuple[Buffer, ...]:
+    """Shared memory: a staging area for the output too, where there is room for one."""
+    pieces: tuple[Piece, ...] = (
+        Piece(name="query", shape=(tile.rows, plan.head_dim), dtype=plan.dtype),
+        Piece(name="key", shape=(tile.keys, plan.head_dim), dtype=plan.dtype, stages=tile.stages),
+        Piece(name="value", shape=(tile.keys, plan.head_dim_v), dtype=plan.dtype, stages=tile.stages),
+        Piece(name="tile", shape=(TILE_RECORD_WORDS,), dtype="int32"),
+        Piece(name="barriers", shape=(barriers,), dtype="int64"),
+    )
+    output = Piece(name="output", shape=(tile.rows, plan.head_dim_v), dtype=plan.dtype)
+    if sum(piece.size("shared") for piece in (output, *pieces)) <= machine.shared_memory:
+        pieces = (output, *pieces)
+    return pack("shared", pieces)

@@ -90,10 +90,10 @@ class Consumer(End):
         return self.index
 
     @cute.jit
-    def arrive(self):
-        """This warp has read the slot."""
+    def arrive(self, after=0):
+        """This warp has read the slot; not before ``after``, a zero, is known."""
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.ring.empty(self.index))
+            cute.arch.mbarrier_arrive(self.ring.empty(self.index) + after)
 
 
 class Turn(Fixed):

@@ -47,7 +47,7 @@ def by_row(fragment):
 
 @cute.jit
 def start(tiled_mma, acc, a, b, zero: cutlass.Constexpr[bool]):
-    """Issue ``acc (+)= a b`` and commit it as one group; ``wait`` before its registers are touched."""
+    """Issue ``acc (+)= a b`` as one group; ``wait`` before its registers are touched."""
     warpgroup.fence()
     atom = cute.make_mma_atom(tiled_mma.op)
     atom.set(warpgroup.Field.ACCUMULATE, not zero)

@@ -8,6 +8,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.utils import LayoutEnum, SmemAllocator
 from cutlass.utils.hopper_helpers import get_smem_layout_atom
 
+from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.channel import Ring
 
 ALIGNMENT = 1024
@@ -20,7 +21,7 @@ def row_major_layout(shape, stages: int, dtype):
     return cute.tile_to_shape(atom, (*shape, stages), order=(0, 1, 2))
 
 
-class Arena:
+class Arena(Fixed):
     """The dynamic shared memory of a CTA, cut up by ``plan.buffers``."""
 
     def __init__(self, plan):

@@ -13,6 +13,7 @@ from attn4.kernels.dsl import mma
 def apply_mask(scores, bounds: cutlass.Constexpr, tile, rows, block: Int32):
     """Mask the scores of key block ``block``; ``rows`` are this thread's two rows within the row block.
 
+
     Rows past the queries (``q_len``) see no key.
     """
     by_row = mma.by_row(scores)

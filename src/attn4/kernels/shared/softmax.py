@@ -39,9 +39,11 @@ class OnlineSoftmax(Fixed):
 
     @cute.jit
     def update(self, scores, masked: cutlass.Constexpr[bool]):
-        """Fold in another block; they become probabilities, and ``rescale`` what the output is multiplied by."""
+        """Fold in another block; they become probabilities, and ``rescale`` what the output is multiplied by.
+
+        Both maxima come first: ptxas then starts some exponentials before it waits for the output product.
+        """
         by_row = mma.by_row(scores)
-        # Both maxima first: the shuffles of one row then hide behind the comparisons of the other.
         for half in cutlass.range_constexpr(2):
             row = by_row[half, None]
             old_max = self.row_max[half]
@@ -50,10 +52,20 @@ class OnlineSoftmax(Fixed):
                 grown = (row_max - old_max) * self.scale_log2 > self.plan.rescale_threshold
                 row_max = row_max if grown else old_max
             self.row_max[half] = row_max
-            self.rescale[half] = cute.math.exp2((old_max - finite(row_max)) * self.scale_log2, fastmath=True)
+            self.rescale[half] = cute.math.exp2(
+                (old_max - known(row_max, masked)) * self.scale_log2, fastmath=True
+            )
         for half in cutlass.range_constexpr(2):
             row_sum = self.row_sum[half] * self.rescale[half]
             self.row_sum[half] = self._exponentiate(by_row[half, None], self.row_max[half], row_sum, masked)
+
+    def done(self):
+        """A zero that is known once the exponentials of the first row are: the sign of their sum."""
+        return cute.arch.inline_ptx(
+            "{ .reg .b32 bits; mov.b32 bits, {$r0}; shr.u32 {$w0}, bits, 31; }",
+            write_only_types=[cutlass.Int32],
+            read_only_args=[self.row_sum[0]],
+        )
 
     @cute.jit
     def apply_rescale(self, output):
@@ -86,7 +98,7 @@ class OnlineSoftmax(Fixed):
 
     @cute.jit
     def _exponentiate(self, row, row_max, row_sum, masked: cutlass.Constexpr[bool]):
-        offset = finite(row_max) * self.scale_log2
+        offset = known(row_max, masked) * self.scale_log2
         values = row.load() * self.scale_log2 - offset
         every = self.plan.fma_exp_every
         if cutlass.const_expr(every == 0 or masked):
@@ -102,9 +114,12 @@ class OnlineSoftmax(Fixed):
         return math.reduce_columns(row, lambda a, b: a + b, row_sum)
 
 
-def finite(row_max):
-    """The maximum, or 0 for a row that has seen no key: -inf - -inf would be NaN."""
-    return cutlass.select_(row_max == -Float32.inf, Float32(0.0), row_max)
+@cute.jit
+def known(row_max, masked: cutlass.Constexpr[bool]):
+    """The maximum, or 0 for a row that has seen no key: -inf - -inf would be NaN. Without a mask it saw some."""
+    if cutlass.const_expr(not masked):
+        return row_max
+    return Float32(0.0) if row_max == -Float32.inf else row_max
 
 
 @cute.jit

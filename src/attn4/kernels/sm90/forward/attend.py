@@ -1,55 +1,25 @@
-"""The attending role: both products, the online softmax and the output, by two or three warpgroups.
+"""The attending role: both products, the online softmax and the output, by the warpgroups of the plan.
 
-Within a warpgroup the product of the next scores runs while the softmax of the current ones is computed;
-between warpgroups, ``turn`` lets one issue products while the other takes exponentials.
+Within a warpgroup the scores of a block are issued just before the output of the block before it, and the softmax
+runs beside that output; between warpgroups, ``turn`` lets one issue products while another takes exponentials.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from attn4.kernels.dsl import mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.shared.masking import apply_mask
 from attn4.kernels.shared.softmax import OnlineSoftmax, to_operand
 from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
-
-GROUP_THREADS = 128
-
-
-@dataclass(frozen=True)
-class Operands:
-    """The two products of a warpgroup: S = Q K^T from shared memory, O += P V with P in registers."""
-
-    scores_mma: cute.TiledMma
-    output_mma: cute.TiledMma
-    query: cute.Tensor
-    key: cute.Tensor
-    value: cute.Tensor
-    probabilities: cute.Tensor
+from attn4.kernels.sm90.forward.operands import Operands
 
 
-def operands(plan, scores_mma, output_mma, group: Int32, shared) -> Operands:
-    """Partition the shared tiles for warpgroup ``group``."""
-    query, key, value_t = shared
-    scores_slice = scores_mma.get_slice(group * GROUP_THREADS)
-    output_slice = output_mma.get_slice(group * GROUP_THREADS)
-    return Operands(
-        scores_mma,
-        output_mma,
-        scores_slice.make_fragment_A(scores_slice.partition_A(query)),
-        scores_slice.make_fragment_B(scores_slice.partition_B(key)),
-        output_slice.make_fragment_B(output_slice.partition_B(value_t)),
-        output_slice.make_fragment_A(output_slice.partition_shape_A((plan.tile_m, plan.tile_n))),
-    )
-
-
-class Attend(Fixed):
-    """One warpgroup's view of a tile: what stays fixed while its key blocks pass."""
+class Worker(Fixed):
+    """What a warpgroup keeps through the whole kernel, and how key blocks pass through it."""
 
     def __init__(self, plan, ops: Operands, softmax: OnlineSoftmax, turn, bounds, rows):
         self.plan = plan
@@ -59,22 +29,54 @@ class Attend(Fixed):
         self.bounds = bounds
         self.rows = rows
         self.output = mma.accumulator(ops.output_mma, (plan.tile_m, plan.head_dim_v))
+        # A wide output takes long to rescale: better beside the score product than after it.
         self.early_rescale = plan.head_dim_v > 128
 
-    @cute.jit
-    def first(self, tile, key_in):
-        """Scores and softmax of the last key block, where every kind of mask applies."""
-        plan = self.plan
-        slot = key_in.wait()
-        scores = mma.accumulator(self.ops.scores_mma, (plan.tile_m, plan.tile_n))
+    def start_scores(self, slot):
+        """Issue S = Q K^T for the keys in ``slot``; returns its registers."""
+        scores = mma.accumulator(self.ops.scores_mma, (self.plan.tile_m, self.plan.tile_n))
         mma.start(
-            self.ops.scores_mma,
-            scores,
-            self.ops.query[None, None, None, 0],
-            self.ops.key[None, None, None, slot],
-            zero=True,
+            self.ops.scores_mma, scores, self.ops.query, self.ops.key[None, None, None, slot], zero=True
         )
-        self.output.fill(0.0)
+        return scores
+
+    def start_output(self, slot):
+        """Issue O += P V for the values in ``slot``."""
+        value = self.ops.value[None, None, None, slot]
+        mma.start(self.ops.output_mma, self.output, self.ops.probabilities, value, zero=False)
+
+    @cute.jit
+    def run(self, tile, query_in, key_in, value_in):
+        """All key blocks of a tile: the last, then masked ones on the right, free ones, masked on the left."""
+        bounds = self.bounds
+        key_in = self._first(tile, key_in)
+        free_begin, free_end = bounds.unmasked(tile)
+        block = tile.n_end - 2
+        if cutlass.const_expr(bounds.kind != "full"):
+            stop = cutlass.max(free_end, tile.n_begin)
+            for _ in cutlass.range(block - stop + 1, unroll=1):
+                key_in, value_in = self._step(tile, block, key_in, value_in, masked=True)
+                block -= 1
+        stop = tile.n_begin
+        if cutlass.const_expr(bounds.kind == "window"):
+            stop = cutlass.max(free_begin, tile.n_begin)
+        for _ in cutlass.range(block - stop + 1, unroll=1):
+            key_in, value_in = self._step(tile, block, key_in, value_in, masked=False)
+            block -= 1
+        if cutlass.const_expr(bounds.kind == "window"):
+            for _ in cutlass.range(block - tile.n_begin + 1, unroll=1):
+                key_in, value_in = self._step(tile, block, key_in, value_in, masked=True)
+                block -= 1
+        if cutlass.const_expr(not self.plan.query_in_registers):
+            query_in.arrive()
+        query_in.advance()
+        value_in = self._last(value_in)
+        return query_in, key_in, value_in
+
+    @cute.jit
+    def _first(self, tile, key_in):
+        slot = key_in.wait()
+        scores = self.start_scores(slot)
         mma.wait(0)
         key_in.arrive()
         key_in.advance()
@@ -84,30 +86,24 @@ class Attend(Fixed):
         return key_in
 
     @cute.jit
-    def step(self, tile, block: Int32, key_in, value_in, masked: cutlass.Constexpr[bool]):
-        """Scores of ``block`` and the output of the block before it, overlapped."""
-        plan = self.plan
+    def _step(self, tile, block: Int32, key_in, value_in, masked: cutlass.Constexpr[bool]):
         key_slot = key_in.wait()
         self.turn.take()
-        scores = mma.accumulator(self.ops.scores_mma, (plan.tile_m, plan.tile_n))
-        mma.start(
-            self.ops.scores_mma,
-            scores,
-            self.ops.query[None, None, None, 0],
-            self.ops.key[None, None, None, key_slot],
-            zero=True,
-        )
+        scores = self.start_scores(key_slot)
         if cutlass.const_expr(self.early_rescale):
             self.softmax.apply_rescale(self.output)
         value_slot = value_in.wait()
-        self._accumulate(value_slot)
+        self.start_output(value_slot)
         self.turn.give()
         mma.wait(1)
-        key_in.arrive()
-        key_in.advance()
+        if cutlass.const_expr(not self.plan.late_release):
+            key_in.arrive()
         if cutlass.const_expr(masked):
             apply_mask(scores, self.bounds, tile, self.rows, block)
         self.softmax.update(scores, masked)
+        if cutlass.const_expr(self.plan.late_release):
+            key_in.arrive(self.softmax.done())
+        key_in.advance()
         mma.wait(0)
         value_in.arrive()
         value_in.advance()
@@ -117,47 +113,15 @@ class Attend(Fixed):
         return key_in, value_in
 
     @cute.jit
-    def last(self, value_in):
-        """The output of the first key block, the last to be visited."""
+    def _last(self, value_in):
         if cutlass.const_expr(self.early_rescale):
             self.softmax.apply_rescale(self.output)
         slot = value_in.wait()
-        self._accumulate(slot)
+        self.start_output(slot)
         mma.wait(0)
         value_in.arrive()
         value_in.advance()
         return value_in
-
-    def _accumulate(self, slot):
-        mma.start(
-            self.ops.output_mma,
-            self.output,
-            self.ops.probabilities,
-            self.ops.value[None, None, None, slot],
-            zero=False,
-        )
-
-    @cute.jit
-    def blocks(self, tile, key_in, value_in):
-        """All key blocks of a tile but the first visited: masked ones on the right, free ones, masked on the left."""
-        free_begin, free_end = self.bounds.unmasked(tile)
-        block = tile.n_end - 2
-        if cutlass.const_expr(self.bounds.kind != "full"):
-            stop = cutlass.max(free_end, tile.n_begin)
-            for _ in cutlass.range(block - stop + 1, unroll=1):
-                key_in, value_in = self.step(tile, block, key_in, value_in, masked=True)
-                block -= 1
-        stop = tile.n_begin
-        if cutlass.const_expr(self.bounds.kind == "window"):
-            stop = cutlass.max(free_begin, tile.n_begin)
-        for _ in cutlass.range(block - stop + 1, unroll=1):
-            key_in, value_in = self.step(tile, block, key_in, value_in, masked=False)
-            block -= 1
-        if cutlass.const_expr(self.bounds.kind == "window"):
-            for _ in cutlass.range(block - tile.n_begin + 1, unroll=1):
-                key_in, value_in = self.step(tile, block, key_in, value_in, masked=True)
-                block -= 1
-        return key_in, value_in
 
 
 @cute.jit
@@ -172,15 +136,13 @@ def attend(worker, tiles, store, channels):
     announced.advance()
     while tile.row_block != END_OF_WORK:
         worker.softmax.empty()
+        worker.output.fill(0.0)
         if tile.n_begin < tile.n_end:
             query_in.wait()
-            key_in = worker.first(tile, key_in)
-            key_in, value_in = worker.blocks(tile, key_in, value_in)
-            query_in.arrive()
-            query_in.advance()
-            value_in = worker.last(value_in)
-        else:
-            worker.output.fill(0.0)
+            if cutlass.const_expr(worker.plan.query_in_registers):
+                worker.ops.load_query()
+                query_in.arrive()
+            query_in, key_in, value_in = worker.run(tile, query_in, key_in, value_in)
         lse = worker.softmax.finish(worker.output)
         store(tile, worker.output, lse, worker.rows)
         announced.wait()

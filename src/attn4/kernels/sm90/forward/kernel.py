@@ -14,9 +14,10 @@ from attn4.kernels.dsl.smem import Arena, row_major_layout, transposed
 from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
 from attn4.kernels.shared.softmax import OnlineSoftmax
 from attn4.kernels.shared.tiles import Bounds
-from attn4.kernels.sm90.forward.attend import GROUP_THREADS, Attend, attend, operands
+from attn4.kernels.sm90.forward.attend import Worker, attend
 from attn4.kernels.sm90.forward.load import load
-from attn4.kernels.sm90.forward.store import Store
+from attn4.kernels.sm90.forward.operands import GROUP_THREADS, Operands
+from attn4.kernels.sm90.forward.store import ExchangedStore, StagedStore
 
 DTYPES = {"bfloat16": BFloat16, "float16": Float16}
 
@@ -82,9 +83,23 @@ class Forward:
         """The tiled products S = Q K^T and O = P V."""
         plan = self.plan
         return (
-            mma.tiled_product(self.dtype, self.groups, plan.tile_n, mma.K_MAJOR, mma.SHARED),
+            mma.tiled_product(
+                self.dtype,
+                self.groups,
+                plan.tile_n,
+                mma.K_MAJOR,
+                mma.REGISTERS if plan.query_in_registers else mma.SHARED,
+            ),
             mma.tiled_product(self.dtype, self.groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS),
         )
+
+    def store(self, arena, bounds, outputs, ops):
+        """How the output leaves: through shared memory if the plan has room for it."""
+        if not any(buffer.name == "output" for buffer in self.plan.buffers):
+            return ExchangedStore(self.plan, bounds, outputs)
+        layout = row_major_layout(self.plan.buffer("output").shape, 1, self.dtype)
+        staging = arena.tile("output", layout, self.dtype)[None, None, 0]
+        return StagedStore(self.plan, bounds, outputs, ops.output_mma, ops.thread, staging)
 
     @cute.jit
     def __call__(
@@ -188,10 +203,10 @@ class Forward:
             thread = cute.arch.thread_idx()[0] - roles["attend"].first_warp * 32
             group = cute.arch.make_warp_uniform(thread // GROUP_THREADS)
             row = thread // 32 * 16 + thread % 32 // 4
-            ops = operands(plan, *self.products(), group, (query, key, transposed(value)))
+            ops = Operands(plan, *self.products(), group, query, key, transposed(value))
             softmax = OnlineSoftmax(plan.softmax, scalars.scale_log2)
             turn = Turn(next((c for c in plan.channels if c.name == "turn"), None), group)
-            worker = Attend(plan, ops, softmax, turn, bounds, (row, row + 8))
-            store = Store(plan, bounds, outputs.out, outputs.lse)
+            worker = Worker(plan, ops, softmax, turn, bounds, (row, row + 8))
+            store = self.store(arena, bounds, outputs, ops)
             ends = tuple(Consumer(rings[n]) for n in ("tile", "query", "key", "value"))
             attend(worker, tiles, store, ends)
