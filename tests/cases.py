@@ -236,6 +236,19 @@ def _heads() -> Iterable[Case]:
     yield Case(
         name="heads 96:8 decode", heads=96, kv_heads=8, head_dim=128, seqlen_q=1, seqlen_k=700, fault="E7"
     )
+    dims = ((64, None, "full"), (96, None, "window"), (192, 128, "causal"), (256, None, "causal"))
+    for (head_dim, head_dim_v, mask), seqlen_q in itertools.product(dims, (1, 17)):
+        # One position, or a few, of a group's heads share a tile.
+        yield Case(
+            name=f"few queries {head_dim} {mask} {seqlen_q}",
+            heads=4,
+            kv_heads=2,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            seqlen_q=seqlen_q,
+            seqlen_k=389,
+            **MASKS[mask],
+        )
 
 
 def _values() -> Iterable[Case]:

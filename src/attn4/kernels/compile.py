@@ -64,7 +64,9 @@ def compile_plan(plan):
             fake_integers(plan.cu_seqlens_k),
             fake_integers(plan.seqused_q),
             fake_integers(plan.seqused_k),
-            cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8),
+            cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8)
+            if plan.schedule.dynamic
+            else None,
             Int32(1),
             cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
             options=f"--enable-tvm-ffi --gpu-arch {plan.arch} --keep-ptx --dump-dir {dump}",

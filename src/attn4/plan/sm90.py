@@ -21,6 +21,9 @@ SHORT_FULL = 2048
 SHORT_MASKED = 4096
 """Query lengths up to which smaller tiles win at head dimensions up to 64, without and with a mask."""
 
+MOST_PACKED = 64
+"""Query heads that are packed into a tile at most; each such number is a kernel of its own."""
+
 SECTION_BYTES = 32 * 2**20
 """K and V of the heads that are worked on together: well inside an L2 of 50 MB."""
 
@@ -66,7 +69,8 @@ def forward(problem: Problem, machine: Machine) -> Plan:
         seqused_k=problem.seqused_k,
         lse=problem.lse,
     )
-    return with_tile(plan, tile_shape(problem), machine)
+    tile = tile_shape(problem)
+    return with_tile(replace(plan, pack_gqa=packed_heads(problem, tile)), tile, machine)
 
 
 def tile_shape(problem: Problem) -> Tile:
@@ -85,6 +89,17 @@ def tile_shape(problem: Problem) -> Tile:
         return Tile(128, keys, 2, 2, late_release=True, ping_pong=False)
     keys = 64 if problem.mask.kind == "window" else 80
     return Tile(128, keys, 2, 2, late_release=True, ping_pong=False)
+
+
+def packed_heads(problem: Problem, tile: Tile) -> int:
+    """Query heads of a group that share a tile: all of them where that at least halves the tiles, else 1."""
+    group = problem.group
+    ragged = problem.cu_seqlens_q or problem.seqused_q
+    if ragged or group == 1 or tile.rows % group or group > MOST_PACKED:
+        return 1
+    apart = group * -(-problem.seqlen_q // tile.rows)
+    together = -(-problem.seqlen_q * group // tile.rows)
+    return group if apart >= 2 * together > 0 else 1
 
 
 def narrow_tile(problem: Problem) -> Tile:

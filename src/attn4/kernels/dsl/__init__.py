@@ -1,0 +1,1 @@
+"""The vocabulary: channels, shared memory, copies, products and arithmetic."""

@@ -13,7 +13,7 @@ EXP2_COEFFICIENTS = (1.0, 0.695146143436, 0.227564394474, 0.077119089663)
 """Degree 3, least relative error on [0, 1): 8.8e-5 (FlashAttention-4, arXiv 2603.05451)."""
 
 ROUND_TO_INTEGER = 12582912.0
-"""2^23 + 2^22: adding it rounds a float32 of small magnitude to an integer held in the low mantissa bits."""
+"""2^23 + 2^22: adding it rounds a small float32 to an integer, held in the low mantissa bits."""
 
 
 def pack(low, high, dtype):
@@ -27,7 +27,7 @@ def pack(low, high, dtype):
 
 
 def exp2_fma(x):
-    """2^x without the special-function unit: Cody-Waite reduction, cubic, exponent inserted by an integer add.
+    """2^x on the FMA units: Cody-Waite reduction, a cubic, the exponent inserted by an integer add.
 
     Inputs below -127 give 2^-127; relative error as of ``EXP2_COEFFICIENTS``.
     """
@@ -42,7 +42,8 @@ def exp2_fma(x):
     for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):
         power = power * fraction + coefficient
     return cute.arch.inline_ptx(
-        "{ .reg .b32 e, p; mov.b32 e, {$r0}; shl.b32 e, e, 23; mov.b32 p, {$r1}; add.s32 p, p, e; mov.b32 {$w0}, p; }",
+        "{ .reg .b32 e, p; mov.b32 e, {$r0}; shl.b32 e, e, 23; mov.b32 p, {$r1}; "
+        "add.s32 p, p, e; mov.b32 {$w0}, p; }",
         write_only_types=[Float32],
         read_only_args=[shifted, power],
     )

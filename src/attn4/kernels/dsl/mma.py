@@ -38,6 +38,11 @@ def accumulator(tiled_mma, shape):
     return cute.make_rmem_tensor(tiled_mma.partition_shape_C(shape), Float32)
 
 
+def first_row(thread):
+    """The first of the two rows that ``thread`` of the warpgroups holds; the other is 8 further on."""
+    return thread // 32 * 16 + thread % 32 // 4
+
+
 def by_row(fragment):
     """An accumulator fragment seen as (2 rows, columns of this thread)."""
     columns = cute.size(fragment) // 4

@@ -33,6 +33,12 @@ class Arena(Fixed):
         buffer = self.plan.buffer(name)
         return cute.recast_ptr(self.base + buffer.offset, dtype=dtype)
 
+    def words(self, name: str):
+        """The buffer ``name`` as a vector of int32."""
+        return cute.make_tensor(
+            self.pointer(name, cutlass.Int32), cute.make_layout(self.plan.buffer(name).shape[0])
+        )
+
     def tile(self, name: str, layout, dtype):
         """The buffer ``name`` as a tensor with the swizzle of ``layout`` moved into its pointer."""
         buffer = self.plan.buffer(name)

@@ -21,9 +21,9 @@ def rows_first(tensor, packed: bool):
 def bounded_rows(tensor):
     """A view through which a copy fills zeros past the end of any row range, not only past the tensor's.
 
-    With R rows of stride s the view starts R s before the tensor and has one more mode of stride s. The range
-    [begin, begin + length) is read at rows R - length on and extra coordinate begin + length: the address is
-    the tensor's, and the hardware's bound R ends the range (the "ragged" descriptor of Triton and quack).
+    With R rows of stride s the view starts R s before the tensor and has one more mode of stride s. The
+    range [begin, begin + length) is read at rows R - length on and extra coordinate begin + length: the
+    address is the tensor's, and the hardware's bound R ends the range (Triton's "ragged" descriptor).
     """
     rows, dim, heads, batch = tensor.shape
     stride = tensor.stride
@@ -33,14 +33,17 @@ def bounded_rows(tensor):
 
 
 class RowTiles(Fixed):
-    """Copies (rows, dim) tiles of one head of one sequence into the slots of a ring."""
+    """Copies (rows, dim) tiles of one head of one sequence into the slots of a ring.
 
-    def __init__(self, atom, tensor, tile, shared, bounded: bool):
+    ``bounded``: the tensor is a ``bounded_rows`` view. ``pack``: heads that share a position's rows.
+    """
+
+    def __init__(self, atom, tensor, shared, bounded: bool = False, pack: int = 1):
         self.atom = atom
         self.tensor = tensor
-        self.tile = tile
         self.shared = shared
         self.bounded = bounded
+        self.pack = pack
 
     @cute.jit
     def of_sequence(self, head: Int32, batch: Int32, begin: Int32, length: Int32):
@@ -51,8 +54,11 @@ class RowTiles(Fixed):
                 (rows - length, 0), self.tensor[None, None, head, batch, begin + length]
             )
         else:
-            mine = cute.domain_offset((begin, 0), self.tensor[None, None, head, batch])
-        source = cute.local_tile(mine, self.tile, (None, 0))
+            mine = self.tensor[None, None, head, batch]
+            offset = begin if cutlass.const_expr(self.pack == 1) else (0, begin)
+            mine = cute.domain_offset((offset, 0), mine)
+        tile = tuple(cute.size(self.shared, mode=[mode]) for mode in (0, 1))
+        source = cute.local_tile(mine, tile, (None, 0))
         destination, source = cpasync.tma_partition(
             self.atom,
             0,
@@ -73,3 +79,24 @@ def load_atom(tensor, layout, tile):
     return cpasync.make_tiled_tma_atom(
         cpasync.CopyBulkTensorTileG2SOp(), tensor, cute.select(layout, mode=[0, 1]), tile
     )
+
+
+def packed_load_atom(tensor, layout, tile, pack: int):
+    """As ``load_atom`` for tiles whose rows are ``pack`` heads of each position, heads first.
+
+    Heads and rows are one mode for the copy; the coordinates returned are ((pack, rows), dim, groups, batch).
+    """
+    rows, dim, heads, batch = tensor.shape
+    row_stride, dim_stride, head_stride, batch_stride = tensor.stride
+    joint = cute.make_layout(
+        ((heads, rows), dim, batch), stride=((head_stride, row_stride), dim_stride, batch_stride)
+    )
+    atom, joint_rows = load_atom(
+        cute.make_tensor(tensor.iterator, joint), layout, ((pack, tile[0] // pack), tile[1])
+    )
+    (head_step, row_step), dim_step, batch_step = joint_rows.stride
+    split = cute.make_layout(
+        ((pack, rows), dim, heads // pack, batch),
+        stride=((head_step, row_step), dim_step, head_step * pack, batch_step),
+    )
+    return atom, cute.make_tensor(joint_rows.iterator, split)

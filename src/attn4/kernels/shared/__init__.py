@@ -1,0 +1,1 @@
+"""What Hopper and Blackwell kernels have in common."""

@@ -42,7 +42,7 @@ class Sequence:
 
 @cute.jit
 def sequence(lengths, index: Int32):
-    """Extents of sequence ``index``; index ``batch`` is the tail of packed rows that belongs to no sequence."""
+    """Extents of sequence ``index``; index ``batch`` is the tail of packed rows of no sequence."""
     q_begin = Int32(0)
     q_rows = lengths.rows_q
     k_begin = Int32(0)

@@ -1,4 +1,4 @@
-"""The online softmax of one warpgroup's rows: running maximum and sum, and the factor that the output needs."""
+"""The online softmax of one warpgroup's rows: running maximum and sum, and the output's factor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ QUAD = 4
 class OnlineSoftmax(Fixed):
     """Statistics of the two rows that a thread holds, in registers.
 
-    ``row_max`` is in units of the raw scores and may lag behind the true maximum by ``rescale_threshold`` in
-    log2 units; ``row_sum`` is this thread's share of the sum of 2^((score - row_max) * scale_log2).
+    ``row_max`` is in units of the raw scores and may lag behind the true maximum by ``rescale_threshold``
+    in log2 units; ``row_sum`` is this thread's share of the sum of 2^((score - row_max) * scale_log2).
     """
 
     def __init__(self, plan, scale_log2):
@@ -39,7 +39,7 @@ class OnlineSoftmax(Fixed):
 
     @cute.jit
     def update(self, scores, masked: cutlass.Constexpr[bool]):
-        """Fold in another block; they become probabilities, and ``rescale`` what the output is multiplied by.
+        """Fold in another block; they become probabilities, and ``rescale`` the output's factor.
 
         Both maxima come first: ptxas then starts some exponentials before it waits for the output product.
         """
@@ -69,7 +69,7 @@ class OnlineSoftmax(Fixed):
 
     @cute.jit
     def apply_rescale(self, output):
-        """Multiply the output accumulator's rows by ``rescale``; skipped by a warp none of whose rows moved."""
+        """Multiply the output's rows by ``rescale``; a warp none of whose rows moved skips it."""
         if cutlass.const_expr(self.plan.rescale_threshold > 0):
             moved = (self.rescale[0] != 1.0) or (self.rescale[1] != 1.0)
             if cute.arch.vote_any_sync(moved):
@@ -79,7 +79,7 @@ class OnlineSoftmax(Fixed):
 
     @cute.jit
     def finish(self, output):
-        """Divide the output by the row sums; returns the natural-log LSE of both rows. An empty row: 0, -inf."""
+        """Divide the output by the row sums; returns both rows' natural-log LSE. An empty row: 0, -inf."""
         lse = cute.make_rmem_tensor(2, Float32)
         for half in cutlass.range_constexpr(2):
             total = quad_reduce(self.row_sum[half], lambda a, b: a + b)
@@ -116,7 +116,10 @@ class OnlineSoftmax(Fixed):
 
 @cute.jit
 def known(row_max, masked: cutlass.Constexpr[bool]):
-    """The maximum, or 0 for a row that has seen no key: -inf - -inf would be NaN. Without a mask it saw some."""
+    """The maximum, or 0 for a row that has seen no key: -inf - -inf would be NaN.
+
+    Without a mask it has seen some.
+    """
     if cutlass.const_expr(not masked):
         return row_max
     return Float32(0.0) if row_max == -Float32.inf else row_max
@@ -140,7 +143,7 @@ def scale_rows(accumulator, factors):
 
 @cute.jit
 def to_operand(scores, operand):
-    """Round probabilities to the 16-bit registers of operand A: both fragments hold them in the same order."""
+    """Round probabilities to the 16-bit registers of operand A, which hold them in the same order."""
     words = cute.recast_tensor(operand, cutlass.Int32)
     for i in cutlass.range_constexpr(cute.size(words)):
         words[i] = math.pack(scores[2 * i], scores[2 * i + 1], operand.element_type)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import cutlass
-import cutlass.cute as cute
 from cutlass import Int32
 
 END_OF_WORK = -1

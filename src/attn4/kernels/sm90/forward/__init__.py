@@ -1,0 +1,1 @@
+"""The forward pass on Hopper, a file a role."""

@@ -1,7 +1,8 @@
 """The attending role: both products, the online softmax and the output, by the warpgroups of the plan.
 
-Within a warpgroup the scores of a block are issued just before the output of the block before it, and the softmax
-runs beside that output; between warpgroups, ``turn`` lets one issue products while another takes exponentials.
+Within a warpgroup the scores of a block are issued just before the output of the block before it, and the
+softmax runs beside that output; between warpgroups, ``turn`` lets one issue products while another takes
+exponentials.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Worker(Fixed):
 
     @cute.jit
     def run(self, tile, query_in, key_in, value_in):
-        """All key blocks of a tile: the last, then masked ones on the right, free ones, masked on the left."""
+        """All key blocks of a tile: the last, then masked ones on the right, free ones, masked ones left."""
         bounds = self.bounds
         key_in = self._first(tile, key_in)
         free_begin, free_end = bounds.unmasked(tile)
@@ -125,12 +126,12 @@ class Worker(Fixed):
 
 
 @cute.jit
-def attend(worker, tiles, store, channels):
+def attend(worker, words, store, channels):
     """Follow the announced tiles."""
     announced, query_in, key_in, value_in = channels
     worker.turn.open()
     announced.wait()
-    tile = TileRecord.read(tiles.words)
+    tile = TileRecord.read(words)
     cute.arch.sync_warp()
     announced.arrive()
     announced.advance()
@@ -146,7 +147,7 @@ def attend(worker, tiles, store, channels):
         lse = worker.softmax.finish(worker.output)
         store(tile, worker.output, lse, worker.rows)
         announced.wait()
-        tile = TileRecord.read(tiles.words)
+        tile = TileRecord.read(words)
         cute.arch.sync_warp()
         announced.arrive()
         announced.advance()

@@ -20,6 +20,8 @@ from attn4.kernels.sm90.forward.operands import GROUP_THREADS, Operands
 from attn4.kernels.sm90.forward.store import ExchangedStore, StagedStore
 
 DTYPES = {"bfloat16": BFloat16, "float16": Float16}
+TILES = ("query", "key", "value")
+WARP = 32
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Outputs:
 
     out: cute.Tensor
     lse: cute.Tensor | None
-    counter: cute.Tensor
+    counter: cute.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -66,43 +68,64 @@ class Forward:
     def __init__(self, plan):
         self.plan = plan
         self.dtype = DTYPES[plan.dtype]
-        self.groups = plan.role("attend").warps * 32 // GROUP_THREADS
 
     @property
     def bounded_keys(self) -> bool:
         """Whether a sequence's keys can end before the tensor does."""
         return self.plan.cu_seqlens_k or self.plan.seqused_k
 
-    def layouts(self):
-        """Shared-memory layouts of Q, K and V."""
-        names = ("query", "key", "value")
-        buffers = [self.plan.buffer(name) for name in names]
-        return [row_major_layout(b.shape, b.stages, self.dtype) for b in buffers]
+    def layout(self, name: str):
+        """Shared-memory layout of a tile buffer."""
+        buffer = self.plan.buffer(name)
+        return row_major_layout(buffer.shape, buffer.stages, self.dtype)
 
-    def products(self):
-        """The tiled products S = Q K^T and O = P V."""
-        plan = self.plan
+    def tile(self, arena, name: str):
+        """A tile buffer as a tensor."""
+        return arena.tile(name, self.layout(name), self.dtype)
+
+    def query_atom(self, query):
+        """The copy of query tiles, of one head or of a whole group."""
+        shape = self.plan.buffer("query").shape
+        if self.plan.pack_gqa > 1:
+            return tma.packed_load_atom(query, self.layout("query"), shape, self.plan.pack_gqa)
+        return tma.load_atom(query, self.layout("query"), shape)
+
+    def row_tiles(self, arena, copies):
+        """The copies of Q, K and V into their slots."""
+        query, key, value = (self.tile(arena, name) for name in TILES)
+        pack, bounded = self.plan.pack_gqa, self.bounded_keys
         return (
-            mma.tiled_product(
-                self.dtype,
-                self.groups,
-                plan.tile_n,
-                mma.K_MAJOR,
-                mma.REGISTERS if plan.query_in_registers else mma.SHARED,
-            ),
-            mma.tiled_product(self.dtype, self.groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS),
+            tma.RowTiles(copies.query, copies.query_rows, query, pack=pack),
+            tma.RowTiles(copies.key, copies.key_rows, key, bounded=bounded),
+            tma.RowTiles(copies.value, copies.value_rows, value, bounded=bounded),
         )
+
+    def worker(self, arena, bounds, scale_log2):
+        """What an attending warpgroup works with."""
+        plan = self.plan
+        attending = plan.role("attend")
+        groups = attending.warps * WARP // GROUP_THREADS
+        thread = cute.arch.thread_idx()[0] - attending.first_warp * WARP
+        group = cute.arch.make_warp_uniform(thread // GROUP_THREADS)
+        query_source = mma.REGISTERS if plan.query_in_registers else mma.SHARED
+        scores_mma = mma.tiled_product(self.dtype, groups, plan.tile_n, mma.K_MAJOR, query_source)
+        output_mma = mma.tiled_product(self.dtype, groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS)
+        query, key, value = (self.tile(arena, name) for name in TILES)
+        ops = Operands(plan, scores_mma, output_mma, thread, query, key, transposed(value))
+        turn = Turn(next((channel for channel in plan.channels if channel.name == "turn"), None), group)
+        first_row = mma.first_row(thread)
+        softmax = OnlineSoftmax(plan.softmax, scale_log2)
+        return Worker(plan, ops, softmax, turn, bounds, (first_row, first_row + 8))
 
     def store(self, arena, bounds, outputs, ops):
         """How the output leaves: through shared memory if the plan has room for it."""
         if not any(buffer.name == "output" for buffer in self.plan.buffers):
             return ExchangedStore(self.plan, bounds, outputs)
-        layout = row_major_layout(self.plan.buffer("output").shape, 1, self.dtype)
-        staging = arena.tile("output", layout, self.dtype)[None, None, 0]
+        staging = self.tile(arena, "output")[None, None, 0]
         return StagedStore(self.plan, bounds, outputs, ops.output_mma, ops.thread, staging)
 
     @cute.jit
-    def __call__(
+    def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments
         self,
         q: cute.Tensor,
         k: cute.Tensor,
@@ -116,7 +139,7 @@ class Forward:
         cu_seqlens_k: cute.Tensor | None,
         seqused_q: cute.Tensor | None,
         seqused_k: cute.Tensor | None,
-        counter: cute.Tensor,
+        counter: cute.Tensor | None,
         ctas: Int32,
         stream,
     ):
@@ -127,11 +150,11 @@ class Forward:
         batch = query.shape[3]
         if cutlass.const_expr(plan.cu_seqlens_q):
             batch = cu_seqlens_q.shape[0] - 1
-        heads, kv_heads = query.shape[2], key.shape[2]
+        heads = query.shape[2] // plan.pack_gqa
         lengths = Lengths(
             batch,
             heads,
-            heads // kv_heads,
+            heads // key.shape[2],
             query.shape[0],
             key.shape[0],
             cu_seqlens_q,
@@ -141,11 +164,10 @@ class Forward:
         )
         if cutlass.const_expr(self.bounded_keys):
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)
-        query_layout, key_layout, value_layout = self.layouts()
         copies = Copies(
-            *tma.load_atom(query, query_layout, (plan.tile_m, plan.head_dim)),
-            *tma.load_atom(key, key_layout, (plan.tile_n, plan.head_dim)),
-            *tma.load_atom(value, value_layout, (plan.tile_n, plan.head_dim_v)),
+            *self.query_atom(query),
+            *tma.load_atom(key, self.layout("key"), plan.buffer("key").shape),
+            *tma.load_atom(value, self.layout("value"), plan.buffer("value").shape),
         )
         scalars = Scalars(softmax_scale * math.LOG2_E, window_left, window_right)
         self.kernel(copies, Outputs(out, lse, counter), lengths, scalars).launch(
@@ -166,47 +188,21 @@ class Forward:
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 
-        layouts = self.layouts()
-        query, key, value = (
-            arena.tile(name, layout, self.dtype)
-            for name, layout in zip(("query", "key", "value"), layouts, strict=True)
-        )
-        words = cute.make_tensor(arena.pointer("tile", Int32), cute.make_layout(plan.buffer("tile").shape[0]))
-        tiles = Tiles(words, lengths.group)
         bounds = Bounds(
             plan.mask, plan.tile_m, plan.tile_n, plan.pack_gqa, scalars.window_left, scalars.window_right
         )
-        roles = {role.name: role for role in plan.roles}
-        if warp < roles["attend"].first_warp:
-            cute.arch.setmaxregister_decrease(roles["load"].registers)
-            if warp == roles["load"].first_warp:
-                rows = (
-                    tma.RowTiles(copies.query, copies.query_rows, (plan.tile_m, plan.head_dim), query, False),
-                    tma.RowTiles(
-                        copies.key, copies.key_rows, (plan.tile_n, plan.head_dim), key, self.bounded_keys
-                    ),
-                    tma.RowTiles(
-                        copies.value,
-                        copies.value_rows,
-                        (plan.tile_n, plan.head_dim_v),
-                        value,
-                        self.bounded_keys,
-                    ),
-                )
-                ends = (Consumer(rings["tile"]), *(Producer(rings[n]) for n in ("query", "key", "value")))
-                load(tiles, *rows, ends)
-            elif warp == roles["schedule"].first_warp:
+        words = arena.words("tile")
+        loading, scheduling, attending = (plan.role(name) for name in ("load", "schedule", "attend"))
+        if warp < attending.first_warp:
+            cute.arch.setmaxregister_decrease(loading.registers)
+            if warp == loading.first_warp:
+                ends = (Consumer(rings["tile"]), *(Producer(rings[name]) for name in TILES))
+                load(Tiles(words, lengths.group), self.row_tiles(arena, copies), ends)
+            elif warp == scheduling.first_warp:
                 order = TileOrder(plan, bounds, lengths)
                 run_schedule(order, plan, outputs.counter, Producer(rings["tile"]), words)
         else:
-            cute.arch.setmaxregister_increase(roles["attend"].registers)
-            thread = cute.arch.thread_idx()[0] - roles["attend"].first_warp * 32
-            group = cute.arch.make_warp_uniform(thread // GROUP_THREADS)
-            row = thread // 32 * 16 + thread % 32 // 4
-            ops = Operands(plan, *self.products(), group, query, key, transposed(value))
-            softmax = OnlineSoftmax(plan.softmax, scalars.scale_log2)
-            turn = Turn(next((c for c in plan.channels if c.name == "turn"), None), group)
-            worker = Worker(plan, ops, softmax, turn, bounds, (row, row + 8))
-            store = self.store(arena, bounds, outputs, ops)
-            ends = tuple(Consumer(rings[n]) for n in ("tile", "query", "key", "value"))
-            attend(worker, tiles, store, ends)
+            cute.arch.setmaxregister_increase(attending.registers)
+            worker = self.worker(arena, bounds, scalars.scale_log2)
+            ends = tuple(Consumer(rings[name]) for name in ("tile", *TILES))
+            attend(worker, words, self.store(arena, bounds, outputs, worker.ops), ends)

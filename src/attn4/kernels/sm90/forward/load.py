@@ -9,13 +9,14 @@ from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
 
 
 @cute.jit
-def load(tiles, query, key, value, channels):
+def load(tiles, row_tiles, channels):
     """Follow the announced tiles; keys come one block ahead of values, as ``attend`` consumes them.
 
     The record is released only after all but the last copy: the scheduler then takes the next tile as late as
     its latency allows. Taken at the start, a long tile would hold back another that an idle CTA could run
     (16k causal on an H200: 9% at D 128, 15% at D 256).
     """
+    query, key, value = row_tiles
     announced, query_out, key_out, value_out = channels
     announced.wait()
     tile = TileRecord.read(tiles.words)

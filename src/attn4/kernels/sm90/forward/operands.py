@@ -1,6 +1,7 @@
 """The operands of a warpgroup's two products: which tiles they are and where they sit.
 
-S = Q K^T takes Q from shared memory, or from registers that a tile fills once; O += P V takes P from registers.
+S = Q K^T takes Q from shared memory, or from registers that a tile fills once; O += P V takes P from
+registers, which every step fills.
 """
 
 from __future__ import annotations
@@ -15,18 +16,16 @@ GROUP_THREADS = 128
 
 
 class Operands(Fixed):
-    """Operand fragments of warpgroup ``group``, and how the ones that it fills itself are filled."""
+    """Operand fragments of the warpgroup of ``thread``, counted from the first attending one."""
 
-    def __init__(self, plan, scores_mma, output_mma, group: Int32, query, key, value_t):
-        self.plan = plan
+    def __init__(self, plan, scores_mma, output_mma, thread: Int32, query, key, value_t):
         self.scores_mma = scores_mma
         self.output_mma = output_mma
-        self.group = group
+        self.thread = thread
         self.shared_query = query
-        first_thread = group * GROUP_THREADS
+        first_thread = cute.arch.make_warp_uniform(thread // GROUP_THREADS) * GROUP_THREADS
         scores = scores_mma.get_slice(first_thread)
         output = output_mma.get_slice(first_thread)
-        self.thread = first_thread + cute.arch.thread_idx()[0] % GROUP_THREADS
         self.key = scores.make_fragment_B(scores.partition_B(key))
         self.value = output.make_fragment_B(output.partition_B(value_t))
         if plan.query_in_registers:

@@ -1,8 +1,8 @@
 """Output and LSE to global memory, while the next tile is loaded.
 
-In an accumulator a lane owns two neighbouring columns of each group of 8, so a row would leave in pieces of 4 bytes.
-Where shared memory is left, a warp turns its 16 rows round there (``StagedStore``); else the four lanes of a row
-exchange registers (``ExchangedStore``). Neither waits for another warp.
+In an accumulator a lane owns two neighbouring columns of each group of 8, so a row would leave in pieces of
+4 bytes. Where shared memory is left, a warp turns its 16 rows round there (``StagedStore``); else the four
+lanes of a row exchange registers (``ExchangedStore``). Neither waits for another warp.
 """
 
 from __future__ import annotations
