@@ -17,9 +17,8 @@ GROUP_THREADS = 128
 
 TILE_RECORD_WORDS = 12
 
-SHORT_FULL = 2048
-SHORT_MASKED = 4096
-"""Query lengths up to which smaller tiles win at head dimensions up to 64, without and with a mask."""
+SHORT = 2048
+"""Query length up to which smaller tiles win at head dimensions up to 64."""
 
 MOST_PACKED = 64
 """Query heads that are packed into a tile at most; each such number is a kernel of its own."""
@@ -110,9 +109,9 @@ def narrow_tile(problem: Problem) -> Tile:
     """
     ragged = problem.cu_seqlens_q or problem.seqused_q
     if problem.mask.kind == "full" and not ragged:
-        if problem.seqlen_q <= SHORT_FULL:
+        if problem.seqlen_q <= SHORT:
             return Tile(256, 64, 4, 4)
-    elif ragged or problem.seqlen_q <= SHORT_MASKED:
+    elif ragged or problem.seqlen_q <= SHORT:
         return Tile(128, 128, 2, 2, query_in_registers=True, late_release=True)
     return Tile(192, 128, 3, 2)
 

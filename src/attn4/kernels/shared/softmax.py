@@ -9,6 +9,9 @@ from cutlass import Float32
 from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.carried import Fixed
 
+HUGE_LOG2 = 2.0**24
+"""Scores of this size, in log2 units, are multiplied by a power of two."""
+
 QUAD = 4
 """Lanes that share a row of a warpgroup accumulator."""
 
@@ -16,6 +19,7 @@ QUAD = 4
 class OnlineSoftmax(Fixed):
     """Statistics of the two rows that a thread holds, in registers.
 
+    ``scale`` is ``scale_log2``, or its power of two in a row of huge scores: see ``choose_scale``.
     ``row_max`` is in units of the raw scores and may lag behind the true maximum by ``rescale_threshold``
     in log2 units; ``row_sum`` is this thread's share of the sum of 2^((score - row_max) * scale_log2).
     """
@@ -26,6 +30,7 @@ class OnlineSoftmax(Fixed):
         self.row_max = cute.make_rmem_tensor(2, Float32)
         self.row_sum = cute.make_rmem_tensor(2, Float32)
         self.rescale = cute.make_rmem_tensor(2, Float32)
+        self.scale = cute.make_rmem_tensor(2, Float32)
 
     @cute.jit
     def first(self, scores):
@@ -35,7 +40,8 @@ class OnlineSoftmax(Fixed):
             row_max = quad_reduce(math.reduce_columns(row, cute.arch.fmax, row[0]), cute.arch.fmax)
             self.row_max[half] = row_max
             self.rescale[half] = Float32(1.0)
-            self.row_sum[half] = self._exponentiate(row, row_max, Float32(0.0), masked=True)
+            self.scale[half] = choose_scale(row_max, self.scale_log2)
+            self.row_sum[half] = self._exponentiate(row, half, Float32(0.0), masked=True)
 
     @cute.jit
     def update(self, scores, masked: cutlass.Constexpr[bool]):
@@ -49,15 +55,15 @@ class OnlineSoftmax(Fixed):
             old_max = self.row_max[half]
             row_max = quad_reduce(math.reduce_columns(row, cute.arch.fmax, old_max), cute.arch.fmax)
             if cutlass.const_expr(self.plan.rescale_threshold > 0):
-                grown = (row_max - old_max) * self.scale_log2 > self.plan.rescale_threshold
+                grown = (row_max - old_max) * self.scale[half] > self.plan.rescale_threshold
                 row_max = row_max if grown else old_max
             self.row_max[half] = row_max
             self.rescale[half] = cute.math.exp2(
-                (old_max - known(row_max, masked)) * self.scale_log2, fastmath=True
+                (old_max - known(row_max, masked)) * self.scale[half], fastmath=True
             )
         for half in cutlass.range_constexpr(2):
             row_sum = self.row_sum[half] * self.rescale[half]
-            self.row_sum[half] = self._exponentiate(by_row[half, None], self.row_max[half], row_sum, masked)
+            self.row_sum[half] = self._exponentiate(by_row[half, None], half, row_sum, masked)
 
     def done(self):
         """A zero that is known once the exponentials of the first row are: the sign of their sum."""
@@ -97,9 +103,9 @@ class OnlineSoftmax(Fixed):
         self.row_sum.fill(0.0)
 
     @cute.jit
-    def _exponentiate(self, row, row_max, row_sum, masked: cutlass.Constexpr[bool]):
-        offset = known(row_max, masked) * self.scale_log2
-        values = row.load() * self.scale_log2 - offset
+    def _exponentiate(self, row, half: cutlass.Constexpr[int], row_sum, masked: cutlass.Constexpr[bool]):
+        offset = known(self.row_max[half], masked) * self.scale[half]
+        values = row.load() * self.scale[half] - offset
         every = self.plan.fma_exp_every
         if cutlass.const_expr(every == 0 or masked):
             # A masked score must give an exact zero, which the polynomial does not.
@@ -123,6 +129,35 @@ def known(row_max, masked: cutlass.Constexpr[bool]):
     if cutlass.const_expr(not masked):
         return row_max
     return Float32(0.0) if row_max == -Float32.inf else row_max
+
+
+@cute.jit
+def choose_scale(row_max, scale_log2):
+    """The factor of a row's scores: ``scale_log2``, rounded down to a power of two if they are huge.
+
+    2^(score * scale - row_max * scale) takes one fused operation, but the second product is rounded: by
+    2^-25 of itself, which is thousands once it passes 2^38 and would overflow the largest weight. Times a
+    power of two it is exact; and past 2^24 scores that differ at all differ by 2 in log2 units, so that the
+    largest wins whatever the factor.
+    """
+    huge = cute.arch.fmax(row_max, -row_max) * scale_log2 > HUGE_LOG2
+    power = cute.arch.inline_ptx(
+        "{ .reg .b32 bits; mov.b32 bits, {$r0}; and.b32 bits, bits, 0xff800000; mov.b32 {$w0}, bits; }",
+        write_only_types=[Float32],
+        read_only_args=[scale_log2],
+    )
+    # A row that has seen no key has a maximum of -inf, which is not huge.
+    return power if huge and row_max != -Float32.inf else scale_log2
+
+
+@cute.jit
+def clear_rows(accumulator, lse, keep):
+    """Rows of which ``keep`` is false become 0 with an LSE of -inf, whatever they hold."""
+    by_row = mma.by_row(accumulator)
+    for half in cutlass.range_constexpr(2):
+        lse[half] = lse[half] if keep[half] else -Float32.inf
+        for i in cutlass.range_constexpr(cute.size(by_row, mode=[1])):
+            by_row[half, i] = by_row[half, i] if keep[half] else Float32(0.0)
 
 
 @cute.jit

@@ -14,7 +14,7 @@ from cutlass import Int32
 from attn4.kernels.dsl import mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.shared.masking import apply_mask
-from attn4.kernels.shared.softmax import OnlineSoftmax, to_operand
+from attn4.kernels.shared.softmax import OnlineSoftmax, clear_rows, to_operand
 from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
 from attn4.kernels.sm90.forward.operands import Operands
 
@@ -32,6 +32,10 @@ class Worker(Fixed):
         self.output = mma.accumulator(ops.output_mma, (plan.tile_m, plan.head_dim_v))
         # A wide output takes long to rescale: better beside the score product than after it.
         self.early_rescale = plan.head_dim_v > 128
+
+    def position(self, tile, row):
+        """The query position of a row of the tile."""
+        return self.bounds.position(tile.row_block * self.plan.tile_m + row)
 
     def start_scores(self, slot):
         """Issue S = Q K^T for the keys in ``slot``; returns its registers."""
@@ -145,6 +149,9 @@ def attend(worker, words, store, channels):
                 query_in.arrive()
             query_in, key_in, value_in = worker.run(tile, query_in, key_in, value_in)
         lse = worker.softmax.finish(worker.output)
+        if cutlass.const_expr(worker.plan.seqused_q):
+            # Rows past the queries went through unmasked blocks with whatever was stored there.
+            clear_rows(worker.output, lse, [worker.position(tile, row) < tile.q_len for row in worker.rows])
         store(tile, worker.output, lse, worker.rows)
         announced.wait()
         tile = TileRecord.read(words)

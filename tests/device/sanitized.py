@@ -1,0 +1,51 @@
+"""Small launches of every kind of kernel, for compute-sanitizer; prints one line when all have run.
+
+    compute-sanitizer --tool memcheck python tests/device/sanitized.py bundle
+    compute-sanitizer --tool racecheck python tests/device/sanitized.py bundle
+    compute-sanitizer --tool synccheck python tests/device/sanitized.py bundle
+
+No oracle runs here: the tests compare numbers, this looks for bad accesses and missing synchronisation.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from attn4.artifact import use_bundle
+from cases import case
+
+NAMES = (
+    "dim 64 full",
+    "dim 64 causal",
+    "dim 96 full",
+    "dim 128 causal",
+    "dim 200 full",
+    "dim 256 causal",
+    "dim 192,128 window",
+    "full 128 261x261",
+    "causal 128 300x40",
+    "float16 128 causal",
+    "used queries and keys",
+    "heads 8:2 full 1",
+    "heads 8:1 causal 5",
+    "packed cross 128 causal",
+    "packed and used",
+)
+
+
+def main(bundle: str) -> None:
+    """Run every case twice, so that counters and caches are used a second time."""
+    with use_bundle(bundle):
+        for name in NAMES:
+            chosen = case(name)
+            inputs = chosen.inputs("cuda")
+            for _ in range(2):
+                chosen.run(inputs)
+    torch.cuda.synchronize()
+    print(f"{len(NAMES)} cases ran")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
