@@ -1,8 +1,8 @@
 """Print the plans of the device tests as JSON, for ``attn4 compile --plans``. Needs no GPU.
 
-    PYTHONPATH=src python tests/device_plans.py > plans.json
-    attn4 compile --plans plans.json --out bundle
-    pytest tests/device --bundle bundle        # on the machine with the GPU
+PYTHONPATH=src python tests/device_plans.py > plans.json
+attn4 compile --plans plans.json --out bundle
+pytest tests/device --bundle bundle        # on the machine with the GPU
 """
 
 import json

@@ -14,7 +14,7 @@ class Gpu:
 @pytest.fixture
 def device(monkeypatch):
     state = Gpu()
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: state.capturing, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: state.stream, raising=False)
     monkeypatch.setattr(workspace, "_zeros", lambda device: torch.zeros(2, dtype=torch.int32))
     monkeypatch.setattr(workspace, "_counters", {})

@@ -15,9 +15,9 @@ def counter(device: int) -> Tensor:
     One buffer per stream: kernels on one stream run one after another. A captured graph may be replayed on
     any stream, beside anything, so a capture gets its own buffer, cleared by a node of the graph.
     """
-    if torch.cuda.is_current_stream_capturing():
+    # The public functions build Python objects and check for a GPU each time, ten times the cost.
+    if torch._C._cuda_isCurrentStreamCapturing():
         return _zeros(device)
-    # torch.cuda.current_stream builds a Python object, ten times the cost of the raw handle.
     place = (device, torch._C._cuda_getCurrentRawStream(device))
     found = _counters.get(place)
     if found is None:
