@@ -34,16 +34,19 @@ class _Section(NamedTuple):
     size: int
 
 
-def kernel_resources(library: bytes) -> tuple[KernelResources, ...]:
-    """Resources of every kernel in the cubins that ``library`` (a shared object) embeds uncompressed."""
-    found: list[KernelResources] = []
+def cubins(library: bytes) -> Iterator[bytes]:
+    """The cubins that ``library`` (a shared object) embeds uncompressed, each with what follows it."""
     start = library.find(_ELF_MAGIC, 1)
     while start >= 0:
         (machine,) = struct.unpack_from("<H", library, start + 18)
         if machine == _EM_CUDA:
-            found += _cubin_resources(library[start:])
+            yield library[start:]
         start = library.find(_ELF_MAGIC, start + 1)
-    return tuple(found)
+
+
+def kernel_resources(library: bytes) -> tuple[KernelResources, ...]:
+    """Resources of every kernel in the cubins of ``library``."""
+    return tuple(found for cubin in cubins(library) for found in _cubin_resources(cubin))
 
 
 def _cubin_resources(cubin: bytes) -> list[KernelResources]:

@@ -1,0 +1,82 @@
+"""What the compiler makes of the Hopper kernels, read from the compiled code; no GPU runs here."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from attn4.machine import machine
+from attn4.mask import Mask
+from attn4.plan.choose import choose
+from attn4.problem import Problem
+
+needs_dsl = pytest.mark.skipif(
+    importlib.util.find_spec("cutlass") is None, reason="CuTe DSL is not installed"
+)
+
+CASES = {
+    "narrow full": {"head_dim": 64, "mask": Mask(), "seqlen_q": 16384},
+    "causal": {"head_dim": 128, "mask": Mask.of(True), "seqlen_q": 4096},
+    "wide window": {"head_dim": 256, "mask": Mask(1000, 10), "seqlen_q": 4096},
+    "packed": {"head_dim": 128, "mask": Mask.of(True), "seqlen_q": 512, "cu_seqlens_q": True},
+}
+
+
+def problem(head_dim: int, seqlen_q: int, **fields) -> Problem:
+    return Problem(
+        batch=1,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_q,
+        heads=8,
+        kv_heads=8,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        cu_seqlens_k=fields.get("cu_seqlens_q", False),
+        **fields,
+    )
+
+
+def machine_code(library: bytes) -> str:
+    """The disassembled kernel of an artefact's shared object."""
+    from attn4.artifact.elf import cubins
+
+    tools = list(Path(sys.prefix).glob("lib/python*/site-packages/nvidia/cu*/bin/nvdisasm"))
+    if not tools:
+        pytest.skip("nvdisasm is not installed")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(next(iter(cubins(library))))
+        file.flush()
+        done = subprocess.run([tools[0], "-c", file.name], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@needs_dsl
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_spill_nothing_and_products_run_on(name, tmp_path):
+    """ptxas serialises products where it cannot follow their registers: a wait after each, unannounced."""
+    from attn4.artifact import artifact_for, build_bundle, use_bundle
+
+    plan = choose(problem(**CASES[name]), machine("sm_90a"))
+    build_bundle([plan], tmp_path, jobs=1)
+    with use_bundle(tmp_path):
+        artifact = artifact_for(plan)
+    (kernel,) = artifact.description.kernels
+    assert kernel.stack_bytes == 0
+    assert kernel.registers <= 65536 // plan.threads // 8 * 8
+    code = machine_code(artifact.library.read_bytes())
+    assert not re.search(r"\b(STL|LDL)\b", code)
+    products, waits = code.count("HGMMA"), code.count("WARPGROUP.DEPBAR")
+    assert products > 10
+    assert waits == artifact.ptx().count("wgmma.wait_group")
+
+
+@needs_dsl
+def test_plans_that_differ_only_in_lengths_give_one_kernel():
+    """Shapes arrive with the call: one artefact serves all lengths on the same side of a tile choice."""
+    short, long = (problem(head_dim=128, seqlen_q=n, mask=Mask.of(True)) for n in (333, 99999))
+    assert choose(short, machine("sm_90a")) == choose(long, machine("sm_90a"))
