@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from attn4.machine import machine
 from attn4.mask import Mask
 from attn4.plan.choose import choose
