@@ -93,6 +93,34 @@ def test_second_call_of_a_signature_neither_checks_nor_plans(kernels, monkeypatc
     assert len(_only(kernels).calls) == 2
 
 
+def _variants(q, k, v):
+    """Calls that a launch for plain (q, k, v) must not serve, and the plain one between them."""
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    return {
+        "shape": [x[:, :32] for x in (q, k, v)],
+        "key shape": [q, k[:, :32], v[:, :32]],
+        "strides": transposed,
+        "dtype": [x.half() for x in (q, k, v)],
+    }
+
+
+@pytest.mark.parametrize("kind", ["shape", "key shape", "strides", "dtype"])
+def test_the_last_launch_serves_only_its_own_signature(contract, kind):
+    plain = _qkv(2, 64, 4, 64)
+    other = _variants(*plain)[kind]
+    for tensors in (plain, plain, other, other, plain, other):
+        truth = forward(*tensors, softmax_scale=64**-0.5, mask=Mask(), lengths=Lengths())[0]
+        assert torch.equal(flash_attn_func(*tensors), truth)
+    assert len(dispatch._launches) == 2
+
+
+def test_the_last_launch_refuses_gradients(kernels):
+    q, k, v = _qkv(2, 64, 4, 64)
+    flash_attn_func(q, k, v)
+    with pytest.raises(NotImplementedError, match="backward"):
+        flash_attn_func(q.requires_grad_(), k, v)
+
+
 @pytest.mark.parametrize(
     "change",
     [
