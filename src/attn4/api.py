@@ -101,7 +101,8 @@ def flash_attn_func(
         a contiguous tensor to write the result into, aligned to 16 bytes, apart from the inputs; not
         while gradients are recorded.
     backend
-        "gpu", "reference" (torch operations, on any device), or None: by the device of the tensors.
+        "gpu", "reference" (torch operations, on any device), "emulator" (the compiled Hopper kernel,
+        interpreted, on CPU tensors: for those who write kernels), or None: by the device of the tensors.
     unbuilt
         see ``Unbuilt``.
 

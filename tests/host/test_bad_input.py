@@ -84,7 +84,7 @@ BAD = {
     "a float bound": (dense, {"window_size": (3.0, 1)}, TypeError, ["3.0", "int"]),
     "an unknown backend": (dense, {"backend": "cuda"}, ValueError, ["'cuda'", "'gpu'", "'reference'"]),
     "the GPU for CPU tensors": (dense, {"backend": "gpu"}, ValueError, ["cpu", "CUDA"]),
-    "the emulator": (dense, {"backend": "emulator"}, NotImplementedError, ["emulator", "reference"]),
+    "float32 on the emulator": (dense, {"backend": "emulator"}, NotImplementedError, ["float32", "bfloat16"]),
     "softcap": (dense, {"softcap": 30.0}, NotImplementedError, ["softcap=30.0", "0.0"]),
     "dropout": (dense, {"dropout_p": 0.1}, NotImplementedError, ["dropout_p", "0.0"]),
     "a sink": (dense, {"learnable_sink": rand(4)}, NotImplementedError, ["learnable_sink", "None"]),

@@ -11,7 +11,7 @@ from attn4.mask import Mask
 from attn4.problem import DType, Problem
 from attn4.reference import Lengths
 
-Backend = Literal["gpu", "reference"]
+Backend = Literal["gpu", "emulator", "reference"]
 
 
 class Options(NamedTuple):

@@ -46,8 +46,8 @@ def checked(q: Any, k: Any, v: Any, lengths: Lengths, options: Options) -> Call:
         max_seqlen_q=check_max_seqlen("max_seqlen_q", options.max_seqlen_q),
         max_seqlen_k=check_max_seqlen("max_seqlen_k", options.max_seqlen_k),
     )
-    if backend == "gpu":
-        _check_gpu(call)
+    if backend != "reference":
+        _check_kernel(call)
     return call
 
 
@@ -136,8 +136,12 @@ def _backend(name: Any, device: torch.device) -> Backend:
             raise ValueError(f"backend='gpu' needs CUDA tensors, but q is on {device}; use q.cuda()")
         return "gpu"
     if name == "emulator":
-        raise NotImplementedError("backend='emulator' is not built yet; use 'gpu', 'reference' or None")
-    raise ValueError(f"backend={name!r} is unknown; use 'gpu', 'reference' or None for the tensors' device")
+        if device.type != "cpu":
+            raise ValueError(f"backend='emulator' runs on CPU tensors, but q is on {device}; use q.cpu()")
+        return "emulator"
+    raise ValueError(
+        f"backend={name!r} is unknown; use 'gpu', 'reference', 'emulator' or None for the tensors' device"
+    )
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> None:
@@ -201,16 +205,16 @@ def _check_kinds(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
-def _check_gpu(call: Call) -> None:
+def _check_kernel(call: Call) -> None:
     if call.q.dtype not in GPU_DTYPES:
         raise NotImplementedError(
-            f"q has dtype {call.q.dtype}; GPUs run {_names(GPU_DTYPES)}: use q.bfloat16(), "
+            f"q has dtype {call.q.dtype}; kernels run {_names(GPU_DTYPES)}: use q.bfloat16(), "
             "or backend='reference'"
         )
     if records_gradient(call.q, call.k, call.v):
         raise NotImplementedError(
-            "the backward pass on GPUs is not built yet, but q, k or v requires a gradient; call it under "
-            "torch.no_grad(), detach the tensors, or use backend='reference'"
+            "the backward pass of kernels on GPUs is not built yet, but q, k or v requires a gradient; call "
+            "it under torch.no_grad(), detach the tensors, or use backend='reference'"
         )
 
 

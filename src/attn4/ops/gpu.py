@@ -1,4 +1,4 @@
-"""Launching a kernel on a GPU, with all that can be decided once per signature decided in advance."""
+"""Launching a kernel, with all that can be decided once per signature decided in advance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attn4.artifact import kernel_for
 from attn4.machine import Machine, machine
-from attn4.ops import workspace
+from attn4.ops import emulated, workspace
 from attn4.ops.call import Call
 from attn4.plan.choose import choose, invalid, runnable
 
@@ -55,7 +55,7 @@ class Launch:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, out: Tensor | None) -> Any:
         """Out, or (out, lse). ``out`` has been checked."""
-        if _current_device() != self.device:
+        if self.device >= 0 and _current_device() != self.device:
             with torch.cuda.device(self.device):
                 return self(q, k, v, vectors, out)
         if out is None:
@@ -90,7 +90,7 @@ class Launch:
 
 
 def prepare(call: Call) -> Launch:
-    """Choose a plan and load its kernel.
+    """Choose a plan and load its kernel, for the GPU of the tensors or for the emulator.
 
     Raises ValueError for what no GPU can run and NotImplementedError for what this one cannot, with
     every reason.
@@ -100,14 +100,16 @@ def prepare(call: Call) -> Launch:
     wrong = invalid(problem)
     if wrong:
         raise ValueError(" ".join(wrong))
-    target = machine_of(device)
+    on_gpu = call.backend == "gpu"
+    target = machine_of(device) if on_gpu else machine(emulated.ARCHITECTURE)
     missing = runnable(problem, target)
     if missing:
         raise NotImplementedError(" ".join(missing))
     idle = 0 in call.out_shape or 0 in call.k.shape
     plan = None if idle else choose(problem, target)
+    load = kernel_for if on_gpu else emulated.emulated_kernel
     return Launch(
-        kernel=None if plan is None else kernel_for(plan),
+        kernel=None if plan is None else load(plan),
         device=device,
         out_like=call.q.new_empty(1).expand(call.out_shape),
         lse_like=call.q.new_empty(1, dtype=torch.float32).expand(call.lse_shape) if call.return_lse else None,
@@ -115,7 +117,7 @@ def prepare(call: Call) -> Launch:
         window_left=_clamp(call.mask.left),
         window_right=_clamp(call.mask.right),
         dynamic=plan is not None and plan.schedule.dynamic,
-        ctas=sm_count(device),
+        ctas=sm_count(device) if on_gpu else emulated.CTAS,
         scattered=_scattered(call),
     )
 

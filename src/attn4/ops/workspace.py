@@ -13,8 +13,11 @@ def counter(device: int) -> Tensor:
     """Two int32 zeros on the GPU ``device``, which must be current. A kernel leaves them zero.
 
     One buffer per stream: kernels on one stream run one after another. A captured graph may be replayed on
-    any stream, beside anything, so a capture gets its own buffer, cleared by a node of the graph.
+    any stream, beside anything, so a capture gets its own buffer, cleared by a node of the graph. Device -1,
+    the CPU, is the emulator's.
     """
+    if device < 0:
+        return torch.zeros(_COUNTER_ENTRIES, dtype=torch.int32)
     # The public functions build Python objects and check for a GPU each time, ten times the cost.
     if torch._C._cuda_isCurrentStreamCapturing():
         return _zeros(device)

@@ -1,0 +1,1 @@
+"""A kernel's basic blocks as generated Python functions over numpy registers."""

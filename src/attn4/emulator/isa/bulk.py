@@ -1,0 +1,314 @@
+"""Asynchronous copies (PTX 9.7.9.25): tiles of tensors, spans of bytes, and the older cp.async.
+
+One builder for the opcode ``cp``; the form is told by its modifiers. A copy is issued by every active lane,
+which is one lane in practice, and completes when the schedule says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn4.emulator.isa.control import nothing
+from attn4.emulator.isa.memory import address_operand, displaced, generic, shared
+from attn4.emulator.isa.registry import Function, Modifiers, UnsupportedInstruction, effect, flatten
+from attn4.emulator.ptx.module import Address, Instruction
+from attn4.emulator.state.asynchronous import BulkGroups, Copy
+from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
+from attn4.emulator.state.memory import SharedMemory
+from attn4.emulator.units import bulk
+from attn4.emulator.units.reductions import WORDS, reduction
+from attn4.emulator.units.tensormap import TensorMap, decode
+
+if TYPE_CHECKING:
+    from attn4.emulator.engine import Warp
+
+Mask = NDArray[np.bool_]
+Lanes = NDArray[Any]
+Emit = Callable[["Warp", int, list[int]], None]
+
+_DESCRIPTOR_BYTES = 128
+_COMPLETION = "mbarrier::complete_tx::bytes"
+
+
+def _types(i: Instruction) -> tuple[str, ...]:
+    """Addresses are 64 bits wide where they are immediate, all that follows a bracket 32."""
+    types: list[str] = []
+    for operand in i.operands:
+        if isinstance(operand, Address):
+            types += ["u64", *["s32"] * len(list(flatten(operand.coordinates)))]
+        else:
+            types.append("u32")
+    return tuple(types) or ("u32",)
+
+
+@effect("cp", destinations=0, types=_types)
+def cp(i: Instruction) -> Function:
+    """PTX 9.7.9.25 cp.async, cp.async.bulk, cp.reduce.async.bulk, their groups and prefetches."""
+    modifiers = Modifiers(i)
+    reduces = modifiers.flag("reduce")
+    modifiers.one_of("async")
+    if not modifiers.flag("bulk"):
+        return _small(i, modifiers)
+    if modifiers.flag("commit_group"):
+        modifiers.done()
+        return _commit
+    if modifiers.flag("wait_group"):
+        read = modifiers.flag("read")
+        modifiers.done()
+        return lambda warp, mask, pending: _wait(warp, mask, pending, read)
+    if modifiers.flag("prefetch"):
+        return nothing
+    if modifiers.flag("tensor"):
+        return _tensor(i, modifiers, reduces=reduces)
+    return _span(i, modifiers, reduces=reduces)
+
+
+def groups(warp: Warp, lane: int) -> BulkGroups:
+    """The bulk async-groups of a thread."""
+    threads: dict[int, BulkGroups] = warp.state.setdefault("bulk groups", {})
+    return threads.setdefault(lane, BulkGroups())
+
+
+def _commit(warp: Warp, mask: Mask) -> None:
+    """PTX: "Commits all prior initiated but uncommitted cp.async.bulk instructions" of each thread."""
+    for lane in np.flatnonzero(mask).tolist():
+        groups(warp, lane).commit()
+
+
+def _wait(warp: Warp, mask: Mask, pending: Lanes, read: bool) -> None:
+    """PTX: "Wait until at most N of the most recent bulk async-groups are pending"; .read: until sources are
+    read.
+    """
+    for lane in np.flatnonzero(mask).tolist():
+        groups(warp, lane).wait(int(pending[lane]), read=read)
+
+
+class _Operands:
+    """The sources of an instruction by operand: the value of one lane, and an address with its offset
+    added.
+    """
+
+    def __init__(self, i: Instruction) -> None:
+        self._starts: list[int] = []
+        self._locate: list[Callable[[Lanes], Lanes]] = []
+        self._coordinates: list[int] = []
+        at = 0
+        for operand in i.operands:
+            self._starts.append(at)
+            self._locate.append(displaced(operand) if isinstance(operand, Address) else lambda base: base)
+            width = len(list(flatten([operand])))
+            self._coordinates.append(width - 1)
+            at += width
+
+    def value(self, position: int, lane: int, sources: tuple[Lanes, ...]) -> int:
+        at = self._starts[position]
+        return int(self._locate[position](sources[at][lane : lane + 1])[0])
+
+    def coordinates(self, position: int, lane: int, sources: tuple[Lanes, ...]) -> tuple[int, ...]:
+        at = self._starts[position] + 1
+        chosen = sources[at : at + self._coordinates[position]]
+        return tuple(int(column[lane : lane + 1].view(np.int32)[0]) for column in chosen)
+
+
+def _signal(warp: Warp, barrier: int, nbytes: int) -> None:
+    """Count bytes on the barrier, and wake whoever waits if that completes its phase."""
+    warp.block.grid.changes += 1
+    if warp.block.mbarrier(barrier).deliver(nbytes, f"a copy issued by {warp}"):
+        warp.block.wake()
+
+
+def _own(warp: Warp, address: int) -> SharedMemory:
+    memory = shared(warp, address)
+    assert isinstance(memory, SharedMemory)
+    return memory
+
+
+def descriptor(warp: Warp, address: int) -> TensorMap:
+    """The tensor map at a generic address."""
+    return decode(generic(warp, address).read(address, _DESCRIPTOR_BYTES).tobytes())
+
+
+def _targets(address: int, barrier: int, ctas: int | None, pair: bool) -> Iterator[tuple[int, int]]:
+    """Destination and barrier in each CTA; ``ctas`` is the multicast mask.
+
+    "The mbarrier signal is also multicast to the same CTA-relative offset as mbar"; with .cta_group::2 it
+    goes to the CTA of the destination's pair that has the parity of the barrier's own.
+    """
+    if ctas is None:
+        yield address, barrier
+        return
+    for rank in range(16):
+        if ctas >> rank & 1:
+            home = (rank & ~1) | (barrier >> RANK_SHIFT & 1) if pair else rank
+            yield rank << RANK_SHIFT | address & OFFSET_MASK, home << RANK_SHIFT | barrier & OFFSET_MASK
+
+
+def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
+    """PTX: "Initiates an asynchronous copy operation on tensor data from one state space to another"."""
+    modifiers.one_of("1d", "2d", "3d", "4d", "5d")
+    modifiers.flag("tile")
+    hinted = modifiers.flag("L2::cache_hint")
+    operands = _Operands(i)
+    if modifiers.flag("bulk_group"):
+        modifiers.one_of("global")
+        modifiers.one_of("shared::cta")
+        operation = modifiers.one_of("add", "min", "max", "inc", "dec", "and", "or", "xor") if reduces else ""
+        modifiers.done()
+        return _tensor_store(i, operands, operation)
+    if reduces:
+        raise UnsupportedInstruction(i, "a reduction that does not complete by bulk_group")
+    modifiers.one_of(_COMPLETION)
+    modifiers.one_of("shared::cta", "shared::cluster")
+    modifiers.one_of("global")
+    multicast = modifiers.flag("multicast::cluster")
+    pair = modifiers.one_of("cta_group::1", "cta_group::2", default="cta_group::1") == "cta_group::2"
+    modifiers.done()
+    if len(i.operands) != 3 + multicast + hinted:
+        raise UnsupportedInstruction(i, f"{len(i.operands)} operands")
+
+    def issue(warp: Warp, lane: int, sources: tuple[Lanes, ...]) -> None:
+        target, barrier = operands.value(0, lane, sources), operands.value(2, lane, sources)
+        tensor = descriptor(warp, operands.value(1, lane, sources))
+        at = operands.coordinates(1, lane, sources)
+        ctas = operands.value(3, lane, sources) if multicast else None
+
+        def complete() -> None:
+            tile = bulk.gather_tile(tensor, warp.block.grid.memory, at)
+            for address, signalled in _targets(target, barrier, ctas, pair):
+                _signal(warp, signalled, bulk.place_tile(tensor, _own(warp, address), address, tile))
+
+        warp.block.grid.issue(Copy(f"a tensor load issued by {warp} at PTX line {i.line}", complete))
+
+    return _by_lane(issue)
+
+
+def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Function:
+    """The source is read before the group's wait with .read is over, the destination written before that
+    without.
+    """
+
+    def issue(warp: Warp, lane: int, sources: tuple[Lanes, ...]) -> None:
+        tensor = descriptor(warp, operands.value(0, lane, sources))
+        at = operands.coordinates(0, lane, sources)
+        address = operands.value(1, lane, sources)
+        memory = warp.block.grid.memory
+        staged: list[SharedMemory] = []
+
+        def read() -> None:
+            source = _own(warp, address)
+            copy = SharedMemory(len(source.bytes), source.rank)
+            copy.bytes[:] = source.bytes
+            if copy.written is not None and source.written is not None:
+                copy.written[:] = source.written
+            copy.on_unwritten = source.on_unwritten
+            staged.append(copy)
+
+        def write() -> None:
+            warp.block.grid.changes += 1
+            if operation:
+                bulk.reduce_tile(tensor, memory, staged[0], address, at, operation)
+            else:
+                bulk.store_tile(tensor, memory, staged[0], address, at)
+
+        copy = Copy(f"a tensor store issued by {warp} at PTX line {i.line}", write, read)
+        groups(warp, lane).open.append(copy)
+        warp.block.grid.issue(copy)
+
+    return _by_lane(issue)
+
+
+def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
+    """cp.async.bulk and cp.reduce.async.bulk: "copy size bytes from srcMem to dstMem"."""
+    modifiers.flag("L2::cache_hint")
+    by_group = modifiers.flag("bulk_group")
+    if not by_group:
+        modifiers.one_of(_COMPLETION)
+    multicast = modifiers.flag("multicast::cluster")
+    operation = modifiers.one_of("add", "min", "max", "inc", "dec", "and", "or", "xor") if reduces else ""
+    modifiers.flag("noftz")
+    element = (
+        modifiers.one_of("f16", "bf16", "f32", "f64", "u32", "s32", "u64", "s64", "b32", "b64")
+        if reduces
+        else ""
+    )
+    for _ in range(2):
+        modifiers.one_of("global", "shared::cta", "shared::cluster")
+    modifiers.done()
+    address_operand(i, 0), address_operand(i, 1)
+    operands = _Operands(i)
+
+    def issue(warp: Warp, lane: int, sources: tuple[Lanes, ...]) -> None:
+        target, source = operands.value(0, lane, sources), operands.value(1, lane, sources)
+        nbytes = operands.value(2, lane, sources)
+        barrier = 0 if by_group else operands.value(3, lane, sources)
+        ctas = operands.value(4, lane, sources) if multicast else None
+        data: list[NDArray[np.uint8]] = []
+
+        def read() -> None:
+            data.append(generic(warp, source).read(source, nbytes).copy())
+
+        def write() -> None:
+            warp.block.grid.changes += 1
+            for address, signalled in _targets(target, barrier, ctas, pair=False):
+                memory = generic(warp, address)
+                if operation:
+                    _reduce(memory, address, data[0], operation, element)
+                else:
+                    memory.write(address, data[0])
+                if not by_group:
+                    _signal(warp, signalled, nbytes)
+
+        copy = Copy(f"a bulk copy issued by {warp} at PTX line {i.line}", write, read)
+        if by_group:
+            groups(warp, lane).open.append(copy)
+        warp.block.grid.issue(copy)
+
+    return _by_lane(issue)
+
+
+def _reduce(memory: Any, address: int, data: NDArray[np.uint8], operation: str, element: str) -> None:
+    word = WORDS[element]
+    combined = reduction(operation, element)(memory.read(address, data.size).view(word), data.view(word))
+    memory.write(address, combined)
+
+
+def _by_lane(issue: Callable[[Warp, int, tuple[Lanes, ...]], None]) -> Function:
+    def run(warp: Warp, mask: Mask, *sources: Lanes) -> None:
+        for lane in np.flatnonzero(mask).tolist():
+            issue(warp, lane, sources)
+        warp.block.grid.changes += 1
+
+    return run
+
+
+def _small(i: Instruction, modifiers: Modifiers) -> Function:
+    """cp.async (non-bulk): copied at once; its groups therefore have nothing to wait for."""
+    if modifiers.flag("commit_group") or modifiers.flag("wait_all"):
+        modifiers.done()
+        return nothing
+    if modifiers.flag("wait_group"):
+        modifiers.done()
+        return nothing
+    modifiers.one_of("ca", "cg")
+    modifiers.one_of("shared", "shared::cta")
+    modifiers.one_of("global")
+    hinted = modifiers.flag("L2::cache_hint")
+    modifiers.one_of("L2::64B", "L2::128B", "L2::256B", default="L2::64B")
+    modifiers.done()
+    operands = _Operands(i)
+    sized = len(i.operands) - hinted > 3
+
+    def issue(warp: Warp, lane: int, sources: tuple[Lanes, ...]) -> None:
+        nbytes = operands.value(2, lane, sources)
+        given = operands.value(3, lane, sources) if sized else nbytes
+        # "src-size ... remaining bytes in the destination are filled with zeros".
+        data = np.zeros(nbytes, dtype=np.uint8)
+        if given:
+            data[:given] = warp.block.grid.memory.read(operands.value(1, lane, sources), given)
+        warp.block.shared.write(operands.value(0, lane, sources), data)
+
+    return _by_lane(issue)

@@ -1,0 +1,85 @@
+"""ldmatrix and stmatrix (PTX 9.7.14.5.15, .16): 8x8 matrices of 16-bit elements between shared memory and
+fragments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn4.emulator.isa.control import require_aligned
+from attn4.emulator.isa.memory import address_operand, displaced
+from attn4.emulator.isa.registry import Function, Modifiers, UnsupportedInstruction, effect
+from attn4.emulator.ptx.module import Instruction, Vector
+
+if TYPE_CHECKING:
+    from attn4.emulator.engine import Warp
+
+Mask = NDArray[np.bool_]
+Lanes = NDArray[Any]
+
+
+def _shape(i: Instruction, fragments: int) -> tuple[int, bool]:
+    """Number of matrices, and whether they are transposed."""
+    modifiers = Modifiers(i)
+    modifiers.one_of("sync")
+    modifiers.one_of("aligned")
+    modifiers.one_of("m8n8")
+    count = int(modifiers.one_of("x1", "x2", "x4")[1:])
+    transposed = modifiers.flag("trans")
+    modifiers.one_of("shared", "shared::cta", default="shared")
+    modifiers.one_of("b16")
+    modifiers.done()
+    items = i.operands[fragments]
+    if (len(items.items) if isinstance(items, Vector) else 1) != count:
+        raise UnsupportedInstruction(i, f"{count} registers are needed for .x{count}")
+    return count, transposed
+
+
+def _rows(warp: Warp, mask: Mask, addresses: Lanes, count: int) -> tuple[Lanes, Mask]:
+    """Lane l gives the address of row l % 8 of matrix l / 8; lanes past the last matrix give none."""
+    return addresses, mask & (warp.threads % np.uint32(32) < 8 * count)
+
+
+@effect("stmatrix", destinations=0, types=("u32",))
+def stmatrix(i: Instruction) -> Function:
+    """PTX stmatrix: "collectively store one or more matrices across all threads in a warp"."""
+    count, transposed = _shape(i, 1)
+    locate = displaced(address_operand(i, 0))
+
+    def run(warp: Warp, mask: Mask, base: Lanes, *fragments: Lanes) -> None:
+        require_aligned(warp, mask, "stmatrix")
+        # (matrix, warp, 8, 8): a lane holds two neighbours of row lane / 4, or with .trans of a column.
+        matrices = np.stack(fragments).view(np.uint16).reshape(count, -1, 8, 8)
+        if transposed:
+            matrices = matrices.swapaxes(2, 3)
+        rows = np.zeros((warp.lanes // 32, 32, 8), dtype=np.uint16)
+        rows[:, : 8 * count] = matrices.swapaxes(0, 1).reshape(-1, 8 * count, 8)
+        addresses, lanes = _rows(warp, mask, locate(base), count)
+        warp.block.shared.store(addresses, rows, 16, lanes)
+        warp.block.grid.changes += 1
+
+    return run
+
+
+@effect("ldmatrix", types=("u32",))
+def ldmatrix(i: Instruction) -> Function:
+    """PTX ldmatrix: "collectively load one or more matrices across all threads in a warp from shared
+    memory".
+    """
+    count, transposed = _shape(i, 0)
+    locate = displaced(address_operand(i, 1))
+
+    def run(warp: Warp, mask: Mask, base: Lanes) -> Any:
+        require_aligned(warp, mask, "ldmatrix")
+        addresses, lanes = _rows(warp, mask, locate(base), count)
+        rows = warp.block.shared.load_words(addresses, 16, lanes).view(np.uint16).reshape(-1, 32, 8)
+        matrices = rows[:, : 8 * count].reshape(-1, count, 8, 8)
+        if transposed:
+            matrices = matrices.swapaxes(2, 3)
+        registers = np.ascontiguousarray(matrices.swapaxes(0, 1)).view(np.uint32).reshape(count, -1)
+        return registers[0] if count == 1 else list(registers)
+
+    return run

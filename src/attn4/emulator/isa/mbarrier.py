@@ -1,0 +1,167 @@
+"""mbarrier objects (PTX 9.7.13.15)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn4.emulator.faults import BarrierFault
+from attn4.emulator.isa.memory import address_operand, displaced
+from attn4.emulator.isa.registry import BLOCKED, Function, Modifiers, UnsupportedInstruction, effect
+from attn4.emulator.ptx.module import Address, Instruction
+from attn4.emulator.state.barrier import Mbarrier, PhaseWait
+from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
+
+if TYPE_CHECKING:
+    from attn4.emulator.engine import Warp
+
+Mask = NDArray[np.bool_]
+Lanes = NDArray[Any]
+
+_SPACES = ("shared", "shared::cta", "shared::cluster")
+
+
+def _destinations(i: Instruction) -> int:
+    return 0 if isinstance(i.operands[0], Address) else 1
+
+
+def _types(i: Instruction) -> tuple[str, ...]:
+    waits = i.modifiers[0] in ("test_wait", "try_wait") and "parity" not in i.modifiers
+    if i.modifiers[0] == "pending_count":
+        return ("b64",)
+    return ("u64", "b64", "u32") if waits else ("u64", "u32", "u32")
+
+
+@effect("mbarrier", destinations=_destinations, types=_types)
+def mbarrier(i: Instruction) -> Function:
+    """PTX 9.7.13.15: each operation on an mbarrier object has a function below."""
+    modifiers = Modifiers(i)
+    kind = modifiers.one_of(
+        *("init", "inval", "expect_tx", "complete_tx", "arrive", "arrive_drop", "test_wait", "try_wait"),
+    )
+    expects = modifiers.flag("expect_tx") if kind in ("arrive", "arrive_drop") else False
+    parity = modifiers.flag("parity")
+    for name in ("release", "acquire", "relaxed", "cta", "cluster", "b64"):
+        modifiers.flag(name)
+    modifiers.one_of(*_SPACES, default="shared")
+    modifiers.done()
+    address = address_operand(i, _destinations(i))
+    locate = displaced(address)
+    match kind:
+        case "init":
+            return _init(locate)
+        case "inval":
+            return _inval(locate)
+        case "expect_tx":
+            return _transactions(locate, announce=True)
+        case "complete_tx":
+            return _transactions(locate, announce=False)
+        case "arrive" | "arrive_drop":
+            return _arrive(i, locate, expects=expects, drop=kind == "arrive_drop")
+    if _destinations(i) != 1:
+        raise UnsupportedInstruction(i, "a wait without a predicate")
+    return _wait(locate, parity=parity, blocks=kind == "try_wait")
+
+
+def _each(mask: Mask, addresses: Lanes) -> list[tuple[int, Mask]]:
+    """The distinct addresses of the active lanes, each with its lanes."""
+    active = addresses[mask]
+    first = active[0]
+    if (active == first).all():
+        return [(int(first), mask)]
+    return [(value, mask & (addresses == value)) for value in np.unique(active).tolist()]
+
+
+def _init(locate: Any) -> Function:
+    """mbarrier.init: phase 0, "expected and pending arrival count ... to count"."""
+
+    def run(warp: Warp, mask: Mask, base: Lanes, count: Lanes) -> None:
+        for address, lanes in _each(mask, locate(base)):
+            block = warp.block
+            if address >> RANK_SHIFT != block.rank:
+                raise BarrierFault(f"mbarrier.init at {address:#x}, in another CTA's shared memory")
+            if address % 8:
+                raise BarrierFault(f"mbarrier.init at {address:#x}: an mbarrier is aligned to 8 bytes")
+            block.shared.write(address, np.zeros(8, dtype=np.uint8))
+            offset = address & OFFSET_MASK
+            block.mbarriers[offset] = Mbarrier.of(offset, int(count[lanes.argmax()]))
+        warp.block.grid.changes += 1
+
+    return run
+
+
+def _inval(locate: Any) -> Function:
+    """mbarrier.inval: afterwards the memory may serve another purpose."""
+
+    def run(warp: Warp, mask: Mask, base: Lanes) -> None:
+        for address, _ in _each(mask, locate(base)):
+            warp.block.mbarrier(address)
+            del warp.block.mbarriers[address & OFFSET_MASK]
+
+    return run
+
+
+def _transactions(locate: Any, *, announce: bool) -> Function:
+    """mbarrier.expect_tx and .complete_tx: "increases" and "decreases" the tx-count of the current phase."""
+
+    def run(warp: Warp, mask: Mask, base: Lanes, count: Lanes) -> None:
+        for address, lanes in _each(mask, locate(base)):
+            barrier = warp.block.mbarrier(address)
+            total = int(count[lanes].sum(dtype=np.int64))
+            if announce:
+                barrier.expect(total)
+            elif barrier.deliver(total, warp):
+                warp.block.wake()
+        warp.block.grid.changes += 1
+
+    return run
+
+
+def _arrive(i: Instruction, locate: Any, *, expects: bool, drop: bool) -> Function:
+    """mbarrier.arrive: pending count less count (1 by default); .expect_tx first adds to the transactions."""
+    returns = _destinations(i) == 1
+
+    def run(warp: Warp, mask: Mask, base: Lanes, *count: Lanes) -> Any:
+        state = np.zeros(warp.lanes, dtype=np.uint64) if returns else None
+        for address, lanes in _each(mask, locate(base)):
+            barrier = warp.block.mbarrier(address)
+            if state is not None:
+                state[lanes] = barrier.phase
+            arrivals = int(lanes.sum())
+            if expects:
+                barrier.expect(int(count[0][lanes].sum(dtype=np.int64)))
+            elif count:
+                arrivals = int(count[0][lanes].sum(dtype=np.int64))
+            complete = barrier.drop(arrivals, warp) if drop else barrier.arrive(arrivals, warp)
+            if complete:
+                warp.block.wake()
+        warp.block.grid.changes += 1
+        return state
+
+    return run
+
+
+def _wait(locate: Any, *, parity: bool, blocks: bool) -> Function:
+    """mbarrier.test_wait, .try_wait: whether the phase of ``state``, or the one of this parity, is complete.
+
+    "mbarrier.try_wait is a potentially blocking instruction": here it waits until nothing else can happen.
+    """
+
+    def run(warp: Warp, mask: Mask, base: Lanes, phase: Lanes, *_: Lanes) -> Any:
+        result = np.zeros(warp.lanes, dtype=np.bool_)
+        for address, lanes in _each(mask, locate(base)):
+            barrier = warp.block.mbarrier(address)
+            if parity:
+                result[lanes] = (phase[lanes] & 1) != (barrier.phase & 1)
+            else:
+                result[lanes] = barrier.phase > phase[lanes]
+            last = barrier
+        if blocks and not warp.expired and not result.any():
+            wanted = int(phase[mask.argmax()])
+            warp.waiting = PhaseWait(last, f"parity {wanted & 1}" if parity else f"phase {wanted}")
+            return BLOCKED
+        return result
+
+    return run

@@ -1,0 +1,97 @@
+"""Launches as host code made them, run on the machine: PTX parsed once, its tensors made addressable, then
+the grid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn4.emulator.grid import Grid, Limits, Residency, Shape
+from attn4.emulator.launch.record import Allocation, Launch
+from attn4.emulator.machine import Machine
+from attn4.emulator.ptx.module import Kernel, Module
+from attn4.emulator.ptx.parser import parse
+from attn4.emulator.schedule import RoundRobin, Schedule
+from attn4.emulator.state.memory import GlobalMemory
+
+
+@dataclass(slots=True)
+class Runner:
+    """A function of a Launch that runs it to its end under one schedule. ``grids`` keeps what has run, for
+    reports.
+    """
+
+    schedule: Schedule = field(default_factory=RoundRobin)
+    residency: Residency = field(default_factory=Residency)
+    limits: Limits = field(default_factory=Limits)
+    grids: list[Grid] = field(default_factory=list)
+    _modules: dict[str, tuple[Module, Machine]] = field(default_factory=dict)
+
+    def __call__(self, launch: Launch) -> None:
+        """Run one launch. Raises what `Machine.launch` raises."""
+        module, machine = self._module(launch)
+        kernel = module.kernel(launch.kernel)
+        tensors = [machine.memory.register(span, name=name) for name, span in _spans(launch.allocations)]
+        shape = Shape(launch.grid, launch.block, launch.cluster, launch.shared_bytes)
+        try:
+            self.grids.append(
+                machine.launch(kernel, shape, _packed(kernel, launch.parameters), module.globals)
+            )
+        finally:
+            for tensor in tensors:
+                machine.memory.release(tensor)
+
+    def _module(self, launch: Launch) -> tuple[Module, Machine]:
+        known = self._modules.get(launch.image)
+        if known is None:
+            module = parsed(launch.image, launch.ptx)
+            known = (module, Machine(self.schedule, self.residency, self.limits, GlobalMemory()))
+            self._modules[launch.image] = known
+        return known
+
+
+_KEPT = 64
+_parsed: dict[tuple[str, int], Module] = {}
+
+
+def parsed(image: str, ptx: str) -> Module:
+    """The module of a PTX text, parsed once in a process for each image and text."""
+    key = (image, hash(ptx))
+    if key not in _parsed:
+        _parsed[key] = parse(ptx)
+        if len(_parsed) > _KEPT:
+            del _parsed[next(iter(_parsed))]
+    return _parsed[key]
+
+
+def _packed(kernel: Kernel, parameters: tuple[bytes, ...]) -> bytes:
+    """The parameters at their offsets in the parameter space."""
+    packed = bytearray(kernel.param_bytes)
+    for declared, given in zip(kernel.params, parameters, strict=True):
+        packed[declared.offset : declared.offset + declared.size] = given
+    return bytes(packed)
+
+
+def _spans(allocations: Iterable[Allocation]) -> list[tuple[str, NDArray[np.uint8]]]:
+    """The memory of a launch as spans that do not overlap, named after the arguments that lie in them."""
+    spans: list[tuple[int, int, list[str]]] = []
+    for allocation in sorted(allocations, key=lambda a: a.base):
+        if not allocation.nbytes:
+            continue
+        name = f"argument {allocation.argument}" if allocation.argument >= 0 else "host memory"
+        end = allocation.base + allocation.nbytes
+        if spans and allocation.base < spans[-1][1]:
+            start, last, names = spans[-1]
+            spans[-1] = (start, max(last, end), names if name in names else [*names, name])
+        else:
+            spans.append((allocation.base, end, [name]))
+    return [(" and ".join(names), _bytes(start, end - start)) for start, end, names in spans]
+
+
+def _bytes(base: int, nbytes: int) -> NDArray[np.uint8]:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(base))

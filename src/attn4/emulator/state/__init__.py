@@ -1,0 +1,1 @@
+"""What the machine remembers: registers, memories, barriers, blocks."""

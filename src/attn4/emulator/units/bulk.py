@@ -1,0 +1,219 @@
+"""The bulk-copy unit: tiles of a tensor map, and plain spans, between global and shared memory.
+
+    load_tile(tensor_map, memory, shared, address, coordinates) -> bytes     cp.async.bulk.tensor, a load
+    store_tile(tensor_map, memory, shared, address, coordinates) -> bytes    cp.async.bulk.tensor, a store
+    reduce_tile(tensor_map, memory, shared, address, coordinates, "add")     cp.reduce.async.bulk.tensor
+    copy(source, source_address, target, target_address, nbytes) -> bytes    cp.async.bulk
+    reduce(source, source_address, target, target_address, nbytes, "add", "f32")    cp.reduce.async.bulk
+
+Multicast: ``tile = gather_tile(tensor_map, memory, coordinates)`` once, ``place_tile(tensor_map, shared,
+address, tile)`` in each CTA. ``tile_chunk_offsets(tensor_map, shared, address)`` tells, for hazards, which
+16-byte chunks of shared memory a tile covers.
+
+``coordinates`` are ints, dimension 0 first, and may be negative or past the end: a load reads zero there, a
+store or reduction leaves the element out. Each function returns the bytes of the full box, clipped or not.
+Raises MemoryFault and DescriptorError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attn4.emulator.state.memory import Array, ByteMemory, Bytes, GlobalMemory, MemoryFault, SharedMemory
+from attn4.emulator.units.reductions import WORDS, reduction
+from attn4.emulator.units.swizzle import PERIOD, tile_chunks
+from attn4.emulator.units.tensormap import DescriptorError, TensorMap
+
+Memory = ByteMemory | GlobalMemory
+TILE_ALIGNMENT = 128  # PTX 5.5.6: of a tile's shared address; 9.7.9.25 asks 16 of plain copies
+COPY_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The part of a box that lies in the tensor, as slices of the tile and as bytes of an allocation."""
+
+    allocation: ByteMemory
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    slices: tuple[slice, ...]
+
+    def view(self, data: Array) -> Array:
+        """The window of an allocation's bytes (or of its written mask), uint8 (.., rows, bytes of a row)."""
+        return np.ndarray(self.shape, data.dtype, data, self.offset, self.strides)
+
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Offset of each byte of the window in its allocation, flat."""
+        total = np.array([self.offset])
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            total = (total[:, None] + np.arange(n) * stride).reshape(-1)
+        return total
+
+
+def load_tile(
+    tensor_map: TensorMap,
+    memory: GlobalMemory,
+    shared: SharedMemory,
+    address: int,
+    coordinates: Sequence[int],
+) -> int:
+    """Copy the box at ``coordinates`` to shared memory, zeros where it leaves the tensor."""
+    return place_tile(tensor_map, shared, address, gather_tile(tensor_map, memory, coordinates))
+
+
+def gather_tile(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[int]) -> Bytes:
+    """The bytes of a box, uint8 (box[rank-1], ..., box[1], row bytes), zeros outside the tensor."""
+    tile = np.zeros(_tile_shape(tensor_map), np.uint8)
+    window = _window(tensor_map, memory, coordinates)
+    if window is not None:
+        tile[window.slices] = window.view(window.allocation.bytes)
+        _check_source(window)
+    return tile
+
+
+def place_tile(tensor_map: TensorMap, shared: SharedMemory, address: int, tile: Bytes) -> int:
+    """Write a tile of ``gather_tile`` to shared memory under the map's swizzle."""
+    chunks = tile_chunk_offsets(tensor_map, shared, address)
+    shared.put_chunks(chunks, tile.reshape(-1).view(np.complex128))
+    return tensor_map.tile_bytes
+
+
+def store_tile(
+    tensor_map: TensorMap,
+    memory: GlobalMemory,
+    shared: SharedMemory,
+    address: int,
+    coordinates: Sequence[int],
+) -> int:
+    """Copy a tile from shared memory to the box at ``coordinates``, less what lies outside the tensor."""
+    window = _window(tensor_map, memory, coordinates)
+    tile = _fetch_tile(tensor_map, shared, address, window)
+    if window is not None:
+        window.view(window.allocation.bytes)[...] = tile[window.slices]
+        _mark_written(window)
+    return tensor_map.tile_bytes
+
+
+def reduce_tile(
+    tensor_map: TensorMap,
+    memory: GlobalMemory,
+    shared: SharedMemory,
+    address: int,
+    coordinates: Sequence[int],
+    operation: str,
+) -> int:
+    """Combine a tile of shared memory into the box at ``coordinates``; ``reductions`` has the operations."""
+    combine = reduction(operation, tensor_map.element)
+    window = _window(tensor_map, memory, coordinates)
+    tile = _fetch_tile(tensor_map, shared, address, window)
+    if window is None:
+        return tensor_map.tile_bytes
+    if any(s == 0 and n > 1 for s, n in zip(window.strides, window.shape, strict=True)):
+        raise DescriptorError("reduction into a tensor map with stride 0: the elements of a box overlap")
+    _check_source(window)
+    target = window.view(window.allocation.bytes)
+    old = np.ascontiguousarray(target).view(WORDS[tensor_map.element])
+    new = np.ascontiguousarray(tile[window.slices]).view(WORDS[tensor_map.element])
+    target[...] = combine(old, new).view(np.uint8)
+    _mark_written(window)
+    return tensor_map.tile_bytes
+
+
+def copy(source: Memory, source_address: int, target: Memory, target_address: int, nbytes: int) -> int:
+    """Copy a span, a multiple of 16 bytes, between any two memories (PTX 9.7.9.25, cp.async.bulk)."""
+    _check_span(source_address, target_address, nbytes)
+    target.write(target_address, source.read(source_address, nbytes))
+    return nbytes
+
+
+def reduce(
+    source: Memory,
+    source_address: int,
+    target: Memory,
+    target_address: int,
+    nbytes: int,
+    operation: str,
+    element: str,
+) -> int:
+    """Combine a span into another; ``element`` as in PTX, "f16", "u32", ... (PTX 9.7.9.25)."""
+    _check_span(source_address, target_address, nbytes)
+    combine = reduction(operation, element)
+    word = WORDS[element]
+    new, old = source.read(source_address, nbytes), target.read(target_address, nbytes)
+    target.write(target_address, combine(old.view(word), new.view(word)))
+    return nbytes
+
+
+def tile_chunk_offsets(tensor_map: TensorMap, shared: SharedMemory, address: int) -> npt.NDArray[np.int64]:
+    """Index in ``shared.chunks`` of each 16-byte chunk of a tile at ``address``, in the tile's order."""
+    if address % TILE_ALIGNMENT:
+        message = f"{shared.name}: a tile at {address:#x}, not a multiple of {TILE_ALIGNMENT}"
+        raise MemoryFault("misaligned", message, address=address, nbytes=tensor_map.tile_bytes)
+    shared.offset(address, tensor_map.tile_bytes)
+    phase = address % PERIOD
+    # Rows fill the swizzle's span, so a tile's chunks are permuted among themselves and stay in bounds.
+    chunks = tile_chunks(tensor_map.tile_bytes // 16, phase // 16, tensor_map.swizzle)
+    return chunks + (address - phase - shared.base) // 16
+
+
+def _fetch_tile(tensor_map: TensorMap, shared: SharedMemory, address: int, window: _Window | None) -> Bytes:
+    """A tile of shared memory; reports the unwritten bytes among those that ``window`` keeps."""
+    chunks = tile_chunk_offsets(tensor_map, shared, address)
+    if shared.on_unwritten is not None and window is not None:
+        kept = (chunks[:, None] * 16 + np.arange(16)).reshape(_tile_shape(tensor_map))[window.slices]
+        shared.check_written(kept.reshape(-1))
+    return shared.chunks[chunks].view(np.uint8).reshape(_tile_shape(tensor_map))
+
+
+def _tile_shape(tensor_map: TensorMap) -> tuple[int, ...]:
+    return (*tensor_map.box[:0:-1], tensor_map.row_bytes)
+
+
+def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[int]) -> _Window | None:
+    """Where a box and its tensor meet, None if nowhere."""
+    if len(coordinates) != tensor_map.rank:
+        raise DescriptorError(f"{len(coordinates)} coordinates for a tensor map of rank {tensor_map.rank}")
+    low = [max(0, -c) for c in coordinates]
+    high = [min(b, n - c) for b, n, c in zip(tensor_map.box, tensor_map.shape, coordinates, strict=True)]
+    if any(h <= lo for lo, h in zip(low, high, strict=True)):
+        return None
+    first = sum((c + lo) * s for c, lo, s in zip(coordinates, low, tensor_map.strides, strict=True))
+    extent = (
+        sum((h - lo - 1) * s for lo, h, s in zip(low, high, tensor_map.strides, strict=True))
+        + tensor_map.strides[0]
+    )
+    allocation = memory.find(tensor_map.address + first, extent)
+    size = tensor_map.strides[0]
+    low[0], high[0] = low[0] * size, high[0] * size
+    return _Window(
+        allocation,
+        tensor_map.address + first - allocation.base,
+        tuple(h - lo for lo, h in zip(low, high, strict=True))[::-1],
+        (*tensor_map.strides[:0:-1], 1),
+        tuple(slice(lo, h) for lo, h in zip(low, high, strict=True))[::-1],
+    )
+
+
+def _check_source(window: _Window) -> None:
+    memory = window.allocation
+    if memory.on_unwritten is None or memory.written is None:
+        return
+    if not window.view(memory.written).all():
+        memory.check_written(window.offsets())
+
+
+def _mark_written(window: _Window) -> None:
+    if window.allocation.written is not None:
+        window.view(window.allocation.written)[...] = True
+
+
+def _check_span(source_address: int, target_address: int, nbytes: int) -> None:
+    for address in (source_address, target_address):
+        if address % COPY_ALIGNMENT or nbytes % COPY_ALIGNMENT:
+            message = f"a bulk copy of {nbytes} bytes at {address:#x}, not multiples of {COPY_ALIGNMENT}"
+            raise MemoryFault("misaligned", message, address=address, nbytes=nbytes)

@@ -1,0 +1,192 @@
+"""The product of sm_100a, tcgen05.mma (PTX 9.7.16.10): kinds f16, tf32, f8f6f4 (8-bit formats) and i8, dense.
+
+    product = decode_instruction("f16", bits, cta_group=1)      # Product; DescriptorError if not understood
+    product.multiply([Cta(shared, tensor, owner)], d, a, b, accumulate=True, a_in_tensor=False)
+    copy_matrix(cta, "128x256b", address, descriptor)           # tcgen05.cp
+
+``d`` is a tensor-memory address, ``b`` a shared-memory descriptor, ``a`` one of the two. A CTA pair passes
+two Ctas, the even rank first: each gives its own half of A's rows and of B's rows (columns of D) at the same
+offsets, and gets its half of D's rows. Where D lies in tensor memory (PTX 9.7.16.10.5):
+
+    M 128 of one CTA, M 256 of a pair    lane = row, column = n
+    M 64 of one CTA                      lane = (row // 16) 32 + row % 16, from lane 0 or 16
+    M 128 of a pair                      64 rows a CTA: lanes 0-63 columns 0..N/2, lanes 64-127 the rest
+
+A float16 D takes the lower half of a word. See ``dot`` for the order of summation. Nothing is asynchronous
+here: operands are read, and D is written, when ``multiply`` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attn4.emulator.state.memory import SharedMemory
+from attn4.emulator.state.tensor_memory import TensorMemory, TensorMemoryFault
+from attn4.emulator.units.dot import add_integers, dot
+from attn4.emulator.units.formats import FORMATS, f32_to_f16
+from attn4.emulator.units.matrix import Tile, decode_tcgen05, gather
+from attn4.emulator.units.tensormap import DescriptorError
+
+STEP_BYTES = 32
+_OPERANDS: dict[str, dict[int, str]] = {
+    "f16": {0: "f16", 1: "bf16"},
+    "tf32": {2: "tf32"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "i8": {0: "u8", 1: "s8"},
+}
+_RESULTS = {0: "f16", 1: "f32", 2: "s32"}
+_RESULTS_OF = {"f16": ("f16", "f32"), "tf32": ("f32",), "f8f6f4": ("f16", "f32"), "i8": ("s32",)}
+
+Words = npt.NDArray[np.uint32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Cta:
+    """What a product needs of a CTA: its shared memory, its SM's tensor memory, and its name there."""
+
+    shared: SharedMemory
+    tensor: TensorMemory
+    owner: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A decoded instruction descriptor, for one CTA or a pair."""
+
+    ctas: int
+    m: int
+    n: int
+    d: str
+    a: str
+    b: str
+    transpose_a: bool
+    transpose_b: bool
+    negate: bool
+    saturate: bool
+
+    @property
+    def k(self) -> int:
+        """Depth of one instruction: 32 bytes of an operand."""
+        return STEP_BYTES // FORMATS[self.a].bytes
+
+    @property
+    def rows(self) -> int:
+        """Rows of A and D in each CTA."""
+        return self.m // self.ctas
+
+    @property
+    def a_tile(self) -> Tile:
+        """What is read of A in each CTA's shared memory."""
+        return Tile(self.rows, self.k, FORMATS[self.a].bytes, self.transpose_a)
+
+    @property
+    def b_tile(self) -> Tile:
+        """What is read of B in each CTA's shared memory."""
+        return Tile(self.n // self.ctas, self.k, FORMATS[self.b].bytes, self.transpose_b)
+
+    @property
+    def d_columns(self) -> int:
+        """Columns of tensor memory that D takes."""
+        return self.n // 2 if self._halved else self.n
+
+    @property
+    def _halved(self) -> bool:
+        return self.ctas == 2 and self.m == 128
+
+    def multiply(
+        self, ctas: Sequence[Cta], d: int, a: int, b: int, *, accumulate: bool, a_in_tensor: bool = False
+    ) -> None:
+        """D = A B (+ D) in the tensor memory of each CTA."""
+        right = np.concatenate([gather(cta.shared, decode_tcgen05(b), self.b_tile) for cta in ctas])
+        lanes = self.d_lanes(d)
+        for cta in ctas:
+            left = self._a_of(cta, a, a_in_tensor)
+            product = dot(left, self.a, right, self.b)
+            if self.negate:
+                np.negative(product, out=product)
+            if self._halved:
+                product = np.concatenate((product[:, : self.n // 2], product[:, self.n // 2 :]))
+            column = d & 0xFFFF
+            old = cta.tensor.read(lanes, column, self.d_columns, cta.owner) if accumulate else None
+            cta.tensor.write(lanes, column, self._sum(old, product), cta.owner)
+
+    def d_lanes(self, address: int) -> slice | npt.NDArray[np.intp]:
+        """Lanes of D, or of A in tensor memory, in the order of their rows. Raises TensorMemoryFault."""
+        lane = address >> 16
+        if lane not in ((0, 16) if self.rows == 64 and not self._halved else (0,)):
+            raise TensorMemoryFault(f"a product of M {self.m} at lane {lane} of tensor memory")
+        if self.rows == 64 and not self._halved:
+            rows = np.arange(64)
+            return rows // 16 * 32 + rows % 16 + lane
+        return slice(0, 128)
+
+    def _a_of(self, cta: Cta, a: int, a_in_tensor: bool) -> npt.NDArray[Any]:
+        if not a_in_tensor:
+            return gather(cta.shared, decode_tcgen05(a), self.a_tile)
+        if self._halved or self.transpose_a:
+            raise DescriptorError("A in tensor memory for M 128 of a pair, or transposed, is not emulated")
+        words = cta.tensor.read(self.d_lanes(a), a & 0xFFFF, STEP_BYTES // 4, cta.owner)
+        return np.ascontiguousarray(words).view(f"u{FORMATS[self.a].bytes}")
+
+    def _sum(self, old: Words | None, product: Floats) -> Words:
+        if self.d == "s32":
+            before = np.zeros(product.shape, np.int32) if old is None else old.view(np.int32)
+            return add_integers(before, product, saturate=self.saturate).view(np.uint32)
+        if self.d == "f32":
+            return (product if old is None else old.view(np.float32) + product).view(np.uint32)
+        if old is not None:
+            product = product + (old & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float32)
+        return f32_to_f16(product).astype(np.uint32)
+
+
+@lru_cache(maxsize=256)
+def decode_instruction(kind: str, bits: int, cta_group: int) -> Product:
+    """Read an instruction descriptor (PTX 9.7.16.4.2, table 42). Raises DescriptorError."""
+    where = f"instruction descriptor {bits:#x} of kind::{kind}"
+    if kind not in _OPERANDS:
+        raise DescriptorError(f"{where}: kinds {', '.join(_OPERANDS)} are emulated")
+    if unknown := bits & (0x7 | 1 << 6 | 1 << 23 | 7 << 29):
+        raise DescriptorError(
+            f"{where}: bits {unknown:#x} (sparsity, reserved, reuse shift) are not emulated"
+        )
+    if (kind != "i8" and bits & 8) or (kind == "i8" and bits & (3 << 13)):
+        raise DescriptorError(f"{where}: saturation is of integers, negation of floats")
+    a, b = (_OPERANDS[kind].get(bits >> shift & 7) for shift in (7, 10))
+    d = _RESULTS.get(bits >> 4 & 3)
+    if a is None or b is None or d not in _RESULTS_OF[kind]:
+        formats = f"{bits >> 4 & 3} += {bits >> 7 & 7} * {bits >> 10 & 7}"
+        raise DescriptorError(f"{where}: formats {formats} are not emulated")
+    m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
+    transposed = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
+    if any(transposed) and kind == "tf32":
+        raise DescriptorError(f"{where}: an MN-major tf32 operand is not emulated")
+    # PTX 9.7.16.2.1, table 39.
+    step = 8 * cta_group if kind != "i8" else 8 if cta_group == 1 and n <= 32 else 16 * cta_group
+    if m not in (64 * cta_group, 128 * cta_group) or n % step or not step <= n <= 256:
+        raise DescriptorError(f"{where}: M {m} and N {n} do not exist for cta_group::{cta_group}")
+    negate = bool(bits >> 13 & 1) != bool(bits >> 14 & 1)
+    return Product(cta_group, m, n, d, a, b, *transposed, negate=negate, saturate=bool(bits & 8))
+
+
+def copy_matrix(cta: Cta, shape: str, address: int, descriptor: int) -> None:
+    """tcgen05.cp into one CTA's tensor memory (PTX 9.7.16.9.2): "128x256b", "128x128b" or "32x128b.warpx4".
+
+    Row r of the K-major source goes to lane r, 4 bytes a column; with warpx4 32 rows go to each quarter of
+    the lanes. Raises DescriptorError for the other shapes.
+    """
+    forms = {"128x256b": (128, 32), "128x128b": (128, 16), "32x128b.warpx4": (32, 16)}
+    if shape not in forms:
+        raise DescriptorError(f"tcgen05.cp .{shape} is not emulated; {', '.join(forms)} are")
+    rows, depth = forms[shape]
+    if address >> 16:
+        raise TensorMemoryFault(f"tcgen05.cp .{shape} to lane {address >> 16}; it fills the lanes from 0 on")
+    raw = gather(cta.shared, decode_tcgen05(descriptor), Tile(rows, depth, 1))
+    words = np.tile(np.ascontiguousarray(raw).view(np.uint32), (128 // rows, 1))
+    cta.tensor.write(slice(0, 128), address & 0xFFFF, words, cta.owner)

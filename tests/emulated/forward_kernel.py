@@ -1,0 +1,115 @@
+"""attn4's own Hopper forward, run on the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from attn4.artifact import Artifact, artifact_for
+from attn4.artifact.emulated import emulated, load_emulated
+from attn4.emulator.grid import Grid, Residency
+from attn4.emulator.runner import Runner
+from attn4.emulator.schedule import Schedule
+from attn4.machine import machine
+from attn4.mask import Mask
+from attn4.plan.choose import choose
+from attn4.problem import Problem
+from attn4.reference import Lengths, dense
+
+UNBOUNDED = 2**30
+MASKS = {"full": Mask(), "causal": Mask(None, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call; ``lens_q`` and ``lens_k`` make it packed. ``ctas``: how many SMs the kernel is told of."""
+
+    head_dim: int
+    mask: str
+    seqlen_q: int
+    seqlen_k: int
+    heads: int = 1
+    kv_heads: int = 1
+    lens_q: tuple[int, ...] | None = None
+    lens_k: tuple[int, ...] | None = None
+    ctas: int = 2
+
+    @property
+    def packed(self) -> bool:
+        return self.lens_q is not None
+
+
+@cache
+def artifact(case: Case) -> Artifact:
+    """Compiled once, or taken from the user's cache."""
+    problem = Problem(
+        batch=len(case.lens_q) if case.lens_q else 1,
+        seqlen_q=case.seqlen_q,
+        seqlen_k=case.seqlen_k,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        head_dim_v=case.head_dim,
+        mask=MASKS[case.mask],
+        cu_seqlens_q=case.packed,
+        cu_seqlens_k=case.packed,
+    )
+    return artifact_for(choose(problem, machine("sm_90a")))
+
+
+def _shape(case: Case, rows: int, heads: int) -> tuple[int, ...]:
+    return (rows, heads, case.head_dim) if case.packed else (1, rows, heads, case.head_dim)
+
+
+def _starts(lens: tuple[int, ...] | None) -> Tensor | None:
+    return None if lens is None else torch.tensor([0, *lens]).cumsum(0).int()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the kernel gave, what the oracle gives, and the grid that ran."""
+
+    out: Tensor
+    lse: Tensor
+    expected: Tensor
+    expected_lse: Tensor
+    grid: Grid
+
+    @property
+    def error(self) -> float:
+        """Relative L2 error of the output."""
+        return ((self.out.float() - self.expected).norm() / self.expected.norm()).item()
+
+
+def attend(case: Case, schedule: Schedule, *, sms: int = 4, seed: int = 0) -> Result:
+    """Run one call under ``schedule``; what is not written stays NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    rows_q = sum(case.lens_q) if case.lens_q else case.seqlen_q
+    rows_k = sum(case.lens_k) if case.lens_k else case.seqlen_k
+
+    def normal(rows: int, heads: int) -> Tensor:
+        return torch.randn(_shape(case, rows, heads), generator=generator).bfloat16()
+
+    q, k, v = normal(rows_q, case.heads), normal(rows_k, case.kv_heads), normal(rows_k, case.kv_heads)
+    out = torch.full_like(q, torch.nan)
+    lse = torch.full((case.heads, rows_q) if case.packed else (1, case.heads, rows_q), torch.nan)
+    found = artifact(case)
+    counter = torch.zeros(2, dtype=torch.int32) if found.description.plan["schedule"]["dynamic"] else None
+    starts = _starts(case.lens_q), _starts(case.lens_k)
+    runner = Runner(schedule, Residency(sms=sms))
+    scale = case.head_dim**-0.5
+    with emulated(runner):
+        kernel = load_emulated(found)
+        kernel(q, k, v, out, lse, scale, UNBOUNDED, UNBOUNDED, *starts, None, None, counter, case.ctas)
+    assert counter is None or not counter.any(), "the kernel leaves its counter at zero"
+    expected, expected_lse = dense(
+        q, k, v, softmax_scale=scale, mask=MASKS[case.mask], lengths=_lengths(starts)
+    )
+    return Result(out, lse, expected, expected_lse, runner.grids[-1])
+
+
+def _lengths(starts: tuple[Tensor | None, Tensor | None]) -> Lengths | None:
+    return None if starts[0] is None else Lengths(cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])
