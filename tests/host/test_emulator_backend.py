@@ -1,0 +1,48 @@
+"""The public functions with ``backend="emulator"``: the compiled Hopper kernel on CPU tensors."""
+
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("numpy")
+pytest.importorskip("tvm_ffi")
+
+from attn4 import flash_attn_func, flash_attn_varlen_func
+from attn4.artifact.key import toolchain
+
+pytestmark = [
+    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+]
+
+
+def tensors(*shape: int) -> list[torch.Tensor]:
+    return [torch.randn(*shape, dtype=torch.bfloat16) for _ in range(3)]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (30, 5)}], ids=str)
+def test_kernel_on_the_emulator_gives_what_the_reference_gives(options):
+    q, k, v = tensors(1, 150, 2, 64)
+    out, lse = flash_attn_func(q, k, v, return_lse=True, backend="emulator", **options)
+    expected, expected_lse = flash_attn_func(
+        q.float(), k.float(), v.float(), return_lse=True, backend="reference", **options
+    )
+    assert (out.float() - expected).norm() / expected.norm() < 2.5e-3
+    torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=0)
+
+
+def test_packed_sequences_with_a_tail_and_an_empty_one():
+    q, k, v = tensors(150, 2, 64)
+    cu_seqlens = torch.tensor([0, 70, 70, 141], dtype=torch.int32)
+    lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "causal": True}
+    out = flash_attn_varlen_func(q, k, v, backend="emulator", **lengths)
+    expected = flash_attn_varlen_func(q.float(), k.float(), v.float(), backend="reference", **lengths)
+    assert (out.float() - expected).norm() / expected.norm() < 2.5e-3
+    assert not out[141:].any()
+
+
+def test_gradients_are_refused():
+    q, k, v = tensors(1, 16, 1, 64)
+    with pytest.raises(NotImplementedError, match="backward"):
+        flash_attn_func(q.requires_grad_(), k, v, backend="emulator")
