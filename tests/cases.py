@@ -82,6 +82,11 @@ class Case:
         return (*self._rows(self.lens_k, self.seqlen_k), self.kv_heads, self.head_dim)
 
     @property
+    def launches(self) -> bool:
+        """Whether there is anything for a kernel to do."""
+        return 0 not in self.q_shape and 0 not in self.k_shape and () not in (self.lens_q, self.lens_k)
+
+    @property
     def v_shape(self) -> tuple[int, ...]:
         return (*self.k_shape[:-1], self.dim_v)
 
@@ -593,5 +598,5 @@ def required_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
     from attn4.plan.choose import choose
 
     target = machine_named(machine)
-    launched = (c for c in BY_NAME.values() if 0 not in c.q_shape and 0 not in c.k_shape)
+    launched = (c for c in BY_NAME.values() if c.launches)
     return tuple(dict.fromkeys(choose(c.problem(), target) for c in launched))

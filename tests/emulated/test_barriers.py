@@ -233,3 +233,31 @@ JOIN:
     out = words(65)
     run(kernel_text(body), [out], block=64, schedule=schedule)
     assert out[:64].tolist() == list(range(64))
+
+
+def test_warps_that_run_together_may_name_different_barriers(schedule):
+    # Warps n and n + 4 meet at barrier n + 1; warp n + 4 reads what warp n wrote.
+    body = (
+        THREAD
+        + """
+    mov.u32 %r10, memory;
+    shr.u32 %r11, %r0, 5;
+    and.b32 %r12, %r11, 3;
+    add.u32 %r13, %r12, 1;
+    and.b32 %r14, %r0, 127;
+    shl.b32 %r15, %r14, 2;
+    add.u32 %r16, %r10, %r15;
+    setp.ge.u32 %p1, %r0, 128;
+    @%p1 bra READ;
+    st.shared.b32 [%r16], %r0;
+    bar.sync %r13, 64;
+    ret;
+READ:
+    bar.sync %r13, 64;
+    ld.shared.b32 %r17, [%r16];
+    st.global.b32 [%d2], %r17;
+    ret;"""
+    )
+    out = words(256)
+    run(kernel_text(body, shared=512), [out], block=256, schedule=schedule)
+    assert out[128:].tolist() == list(range(128))

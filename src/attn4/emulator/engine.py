@@ -123,6 +123,8 @@ class Warp:
             if path in self.paths:
                 budget = self._follow(path, functions.full, functions.some, budget)
         self.expired = False
+        if len(self.paths) > 1:
+            self._merge()
         if budget <= 0 or not self.paths:
             if self.joins and self.block.grid.changes == changes:
                 self._release()
@@ -134,24 +136,19 @@ class Warp:
         if self.block.grid.changes != changes:
             # What one path waited for may have been done by another since.
             return True
-        self._merge()
         return self._release()
 
     def _merge(self) -> None:
-        """Join paths that wait at one place in one phase; a wait without a phase keeps notes for each
-        lane.
-        """
-        together: dict[tuple[int, int, int | None], Path] = {}
+        """Join paths that wait at one place in one phase; other waits keep notes of their own."""
+        together: dict[tuple[object, ...], Path] = {}
         for path in list(self.paths):
             key = (path.segment, id(path.join), getattr(path.waiting, "phase", id(path)))
             other = together.setdefault(key, path)
             if other is not path:
                 self.paths.remove(path)
-                self.paths[self.paths.index(other)] = merged = Path(
-                    path.segment, path.mask | other.mask, path.join
-                )
+                merged = Path(path.segment, path.mask | other.mask, path.join)
                 merged.waiting = path.waiting
-                together[key] = merged
+                self.paths[self.paths.index(other)] = together[key] = merged
 
     def _follow(self, path: Path, full: list[Any], some: list[Any], budget: int) -> int:
         code = full if path.bits == self.whole else some
@@ -193,6 +190,17 @@ class Warp:
         for part, segment in ((mask & ~taken, following), (taken & mask, target)):
             self._enter(Path(segment, part, join))
         return PARTED
+
+    def part(self, masks: list[Mask]) -> None:
+        """Let the lanes of ``masks`` go on apart from the instruction that is executing, as the others do."""
+        path = self.current
+        assert path is not None
+        self.paths.remove(path)
+        rest = path.mask.copy()
+        for mask in masks:
+            rest &= ~mask
+        parts = [*masks, rest] if rest.any() else masks
+        self.paths += [Path(path.segment, mask, path.join) for mask in parts]
 
     def leave(self, mask: Mask, leaving: Mask, following: int) -> int:
         """End the threads of ``leaving``; the rest of ``mask`` goes on at ``following``."""

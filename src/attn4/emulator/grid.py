@@ -217,7 +217,7 @@ class Grid:
 
     def _give_up(self) -> None:
         raise Livelock(
-            f"{self.limits.idle_instructions} instructions, and nothing changed that another thread sees:"
+            f"{self.limits.idle_instructions} instructions, and nothing changed that others could see:"
             + "\n".join(["", *self._waits()])
         )
 

@@ -105,7 +105,8 @@ def prepare(call: Call) -> Launch:
     missing = runnable(problem, target)
     if missing:
         raise NotImplementedError(" ".join(missing))
-    idle = 0 in call.out_shape or 0 in call.k.shape
+    # A kernel reads the lengths of the first sequence before it knows whether there is one.
+    idle = call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape
     plan = None if idle else choose(problem, target)
     load = kernel_for if on_gpu else emulated.emulated_kernel
     return Launch(

@@ -12,7 +12,7 @@ from attn4.emulator.ptx.module import Immediate, Register, Vector
 
 
 def chains(segment: Segment) -> dict[int, tuple[int, ...]]:
-    """The numbers of the instructions of each chain of two or more, in order, by the number of the last."""
+    """The instruction numbers of each chain of two or more, in order, by the number of the last."""
     found: dict[int, tuple[int, ...]] = {}
     members: list[int] = []
     first: Operation | None = None

@@ -54,6 +54,7 @@ def may_wait(i: Instruction) -> bool:
     return (
         i.opcode in _WAITING_NAMES
         or (i.opcode == "mbarrier" and i.modifiers[0] == "try_wait")
+        or (i.opcode == "tcgen05" and i.modifiers[0] == "alloc")
         or "wait_group" in i.modifiers
         or "wait" in i.modifiers
     )

@@ -131,6 +131,22 @@ def bar(i: Instruction) -> Function:
     return _sync(aligned)
 
 
+def _parted(warp: Warp, mask: Mask, *values: Lanes) -> bool:
+    """Whether warps that run together name different barriers; they have been told to go on apart."""
+    rows = mask.reshape(-1, 32)
+    first = rows.argmax(axis=1)
+    warps = np.flatnonzero(rows.any(axis=1))
+    named: dict[tuple[int, ...], Mask] = {}
+    for n in warps.tolist():
+        key = tuple(int(value[32 * n + first[n]]) for value in values)
+        lanes = named.setdefault(key, np.zeros(warp.lanes, dtype=np.bool_))
+        lanes[32 * n : 32 * n + 32] = rows[n]
+    if len(named) < 2:
+        return False
+    warp.part(list(named.values()))
+    return True
+
+
 def _threads(warp: Warp, mask: Mask, barrier: Lanes, count: tuple[Lanes, ...]) -> tuple[int, int]:
     index = uniform(barrier, mask)
     if not count:
@@ -149,12 +165,15 @@ def _arrive(aligned: bool) -> Function:
     warps".
     """
 
-    def run(warp: Warp, mask: Mask, barrier: Lanes, *count: Lanes) -> None:
+    def run(warp: Warp, mask: Mask, barrier: Lanes, *count: Lanes) -> Any:
         if aligned:
             require_aligned(warp, mask, "bar.arrive")
+        if _parted(warp, mask, barrier, *count):
+            return BLOCKED
         index, expected = _threads(warp, mask, barrier, count)
         if warp.block.named_barrier(index).arrive(whole_warps(mask) * 32, expected, warp):
             warp.block.wake()
+        return None
 
     return run
 
@@ -173,6 +192,8 @@ def _sync(aligned: bool) -> Function:
     """
 
     def run(warp: Warp, mask: Mask, barrier: Lanes, *count: Lanes) -> Any:
+        if _parted(warp, mask, barrier, *count):
+            return BLOCKED
         index, expected = _threads(warp, mask, barrier, count)
         return _sync_on(warp, mask, index, expected, aligned, None)
 
@@ -209,6 +230,8 @@ def _reduction(modifiers: Modifiers, aligned: bool) -> Function:
     modifiers.done()
 
     def run(warp: Warp, mask: Mask, barrier: Lanes, *rest: Lanes) -> Any:
+        if _parted(warp, mask, barrier, *rest[:-1]):
+            return BLOCKED
         index, expected = _threads(warp, mask, barrier, rest[:-1])
         votes = (int(rest[-1][mask].sum()), int(mask.sum()))
         if _sync_on(warp, mask, index, expected, aligned, votes) is BLOCKED:

@@ -112,9 +112,7 @@ class MultiplyAccumulate:
         before = _remember(warp, old, result, rows)
 
         def compute() -> None:
-            accumulators = result
-            if operands[0][2]:
-                accumulators = np.stack(old) if before is None else before
+            accumulators = np.stack(old) if before is None else before
             for a, b, scale_d in operands:
                 accumulators = _multiply(warp, product, a, b, accumulators, scale_d)
             result[:] = accumulators

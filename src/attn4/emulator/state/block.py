@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attn4.emulator.faults import BarrierFault
 from attn4.emulator.state.barrier import ClusterBarrier, Mbarrier, NamedBarrier, whole_warps
+from attn4.emulator.state.tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -64,6 +65,15 @@ class Block:
     mbarriers: dict[int, Mbarrier] = field(default_factory=dict)
     named: dict[int, NamedBarrier] = field(default_factory=dict)
     warps: list[Warp] = field(default_factory=list)
+    tensor_permit_given_up: bool = False
+    _tensor: TensorMemory | None = None
+
+    @property
+    def tensor_memory(self) -> TensorMemory:
+        """The CTA's tensor memory, made when it is first used; each CTA has one of its own."""
+        if self._tensor is None:
+            self._tensor = TensorMemory()
+        return self._tensor
 
     def mbarrier(self, address: int) -> Mbarrier:
         """The mbarrier at a shared address of this cluster. Raises BarrierFault if none was initialised

@@ -1,0 +1,354 @@
+"""Tensor memory and the products of sm_100a (PTX 9.7.16): one builder for each family of instructions.
+
+Products and copies are queued by the thread that issues them and run in its order: at once, or when the
+schedule completes a commit that covers them. Loads and stores of tensor memory are done when they are issued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn4.emulator.faults import EmulationError
+from attn4.emulator.isa.control import nothing, require_aligned, uniform
+from attn4.emulator.isa.memory import address_operand, displaced
+from attn4.emulator.isa.registry import (
+    BLOCKED,
+    Function,
+    Modifiers,
+    UnsupportedInstruction,
+    effect,
+    immediate,
+    operand_count,
+)
+from attn4.emulator.ptx.module import Address, Instruction, Vector
+from attn4.emulator.state.asynchronous import Copy, Step
+from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
+from attn4.emulator.state.tensor_memory import Access, TensorMemoryFault
+from attn4.emulator.units.tcgen05 import Cta, copy_matrix, decode_instruction
+
+if TYPE_CHECKING:
+    from attn4.emulator.engine import Warp
+    from attn4.emulator.state.block import Block
+
+Mask = NDArray[np.bool_]
+Lanes = NDArray[Any]
+
+_SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
+_KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
+_COLLECTORS = ("discard", "fill", "use", "lastuse")
+
+
+def _destinations(i: Instruction) -> int:
+    return 1 if i.modifiers[0] == "ld" else 0
+
+
+def _types(i: Instruction) -> tuple[str, ...]:
+    if i.modifiers[0] != "mma":
+        return ("u32", "b64") if i.modifiers[0] == "cp" else ("u32",)
+    lanes = sum(len(operand.items) for operand in i.operands if isinstance(operand, Vector))
+    a = "u32" if isinstance(i.operands[1], Address) else "b64"
+    return ("u32", a, "b64", "b32", *["b32"] * lanes, "pred")
+
+
+@effect("tcgen05", destinations=_destinations, types=_types)
+def tcgen05(i: Instruction) -> Function:
+    """PTX 9.7.16: each instruction of the fifth generation of tensor cores has a function below."""
+    modifiers = Modifiers(i)
+    families: dict[str, Callable[[Instruction, Modifiers], Function]] = {
+        "alloc": _alloc,
+        "dealloc": _dealloc,
+        "relinquish_alloc_permit": _relinquish,
+        "ld": _ld,
+        "st": _st,
+        "mma": _mma,
+        "cp": _cp,
+        "commit": _commit,
+    }
+    orders = ("wait::ld", "wait::st", "fence::before_thread_sync", "fence::after_thread_sync")
+    kind = modifiers.one_of(*families, *orders)
+    if kind in families:
+        return families[kind](i, modifiers)
+    # Loads and stores are complete when they have been issued, and the machine executes in order.
+    modifiers.flag("sync")
+    modifiers.flag("aligned")
+    modifiers.done()
+    return nothing
+
+
+def _group(modifiers: Modifiers) -> int:
+    return int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
+
+
+def _aligned(modifiers: Modifiers) -> None:
+    modifiers.one_of("sync")
+    modifiers.one_of("aligned")
+
+
+def _alloc(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX tcgen05.alloc: "blocks if the requested amount of Tensor Memory is not available"; the address goes
+    to shared memory. A CTA pair allocates in each of its CTAs.
+    """
+    _group(modifiers)
+    _aligned(modifiers)
+    modifiers.one_of("shared::cta", default="shared::cta")
+    modifiers.one_of("b32")
+    modifiers.done()
+    locate = displaced(address_operand(i, 0))
+
+    def run(warp: Warp, mask: Mask, base: Lanes, columns: Lanes) -> Any:
+        require_aligned(warp, mask, "tcgen05.alloc")
+        block = warp.block
+        if block.tensor_permit_given_up:
+            raise TensorMemoryFault("tcgen05.alloc after relinquish_alloc_permit")
+        count = uniform(columns, mask)
+        first = block.tensor_memory.allocate(count, block.index)
+        if first is None:
+            warp.waiting = f"{count} columns of tensor memory"
+            return BLOCKED
+        block.shared.write(uniform(locate(base), mask), np.array([first], dtype=np.uint32))
+        block.grid.changes += 1
+        return None
+
+    return run
+
+
+def _dealloc(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX tcgen05.dealloc: "deallocates the Tensor Memory specified by the address operand"."""
+    _group(modifiers)
+    _aligned(modifiers)
+    modifiers.one_of("b32")
+    modifiers.done()
+    operand_count(i, 2)
+
+    def run(warp: Warp, mask: Mask, address: Lanes, columns: Lanes) -> None:
+        require_aligned(warp, mask, "tcgen05.dealloc")
+        block = warp.block
+        block.tensor_memory.deallocate(uniform(address, mask), uniform(columns, mask), block.index)
+        block.wake()
+
+    return run
+
+
+def _relinquish(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX tcgen05.relinquish_alloc_permit: "the CTA of the executing thread is relinquishing the right to
+    allocate".
+    """
+    _group(modifiers)
+    _aligned(modifiers)
+    modifiers.done()
+    operand_count(i, 0)
+
+    def run(warp: Warp, mask: Mask) -> None:
+        require_aligned(warp, mask, "tcgen05.relinquish_alloc_permit")
+        warp.block.tensor_permit_given_up = True
+
+    return run
+
+
+def _access(i: Instruction, modifiers: Modifiers, packing: str, fragment: int) -> Access:
+    _aligned(modifiers)
+    shape = modifiers.one_of(*_SHAPES)
+    repeat = int(modifiers.one_of(*(f"x{1 << n}" for n in range(8)))[1:])
+    packed = modifiers.flag(packing)
+    modifiers.one_of("b32")
+    modifiers.done()
+    offset = 0
+    if shape == "16x32bx2":
+        offset = immediate(i, i.operands[2 if fragment == 0 else 1])
+    access = Access(shape, repeat, packed, offset)
+    items = i.operands[fragment]
+    if (len(items.items) if isinstance(items, Vector) else 1) != access.registers:
+        raise UnsupportedInstruction(i, f"{access.registers} registers are needed")
+    return access
+
+
+def _by_address(warp: Warp, mask: Mask, addresses: Lanes) -> list[tuple[int, list[int]]]:
+    """Column and lane within a quarter, each with the positions in ``warp`` of the warps that access them."""
+    rows, active = addresses.reshape(-1, 32), mask.reshape(-1, 32)
+    found: dict[int, list[int]] = {}
+    for position in np.flatnonzero(active.any(axis=1)).tolist():
+        address = uniform(rows[position], active[position])
+        quarter = warp.numbers[position] % 4
+        if (address >> 16) // 32 == quarter:
+            address -= quarter * 32 << 16
+        found.setdefault(address, []).append(position)
+    return list(found.items())
+
+
+def _ld(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX tcgen05.ld: "asynchronous collective load from tensor memory into registers" of a warp."""
+    access = _access(i, modifiers, "pack::16b", 0)
+    locate = displaced(address_operand(i, 1))
+    single = access.registers == 1
+
+    def run(warp: Warp, mask: Mask, base: Lanes, *_: Lanes) -> Any:
+        require_aligned(warp, mask, "tcgen05.ld")
+        block = warp.block
+        result = np.zeros((access.registers, warp.lanes // 32, 32), dtype=np.uint32)
+        for address, positions in _by_address(warp, mask, locate(base)):
+            warps = [warp.numbers[position] for position in positions]
+            words = block.tensor_memory.load(access, warps, address, block.index)
+            result[:, positions] = words.reshape(access.registers, -1, 32)
+        rows = result.reshape(access.registers, -1)
+        return rows[0] if single else list(rows)
+
+    return run
+
+
+def _st(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX tcgen05.st: "asynchronous collective store to tensor memory from registers" of a warp."""
+    fragment = len(i.operands) - 1
+    access = _access(i, modifiers, "unpack::16b", fragment)
+    locate = displaced(address_operand(i, 0))
+
+    def run(warp: Warp, mask: Mask, base: Lanes, *sources: Lanes) -> None:
+        require_aligned(warp, mask, "tcgen05.st")
+        block = warp.block
+        registers = np.stack(sources[-access.registers :]).reshape(access.registers, -1, 32)
+        for address, positions in _by_address(warp, mask, locate(base)):
+            warps = [warp.numbers[position] for position in positions]
+            words = registers[:, positions].reshape(access.registers, -1)
+            block.tensor_memory.store(access, warps, address, words, block.index)
+        block.grid.changes += 1
+
+    return run
+
+
+def _ctas(block: Block, group: int) -> list[Cta]:
+    """The CTA, or the pair that it belongs to, the even rank first."""
+    members = [block] if group == 1 else [block.cluster.rank(block.rank & ~1 | n) for n in range(2)]
+    return [Cta(member.shared, member.tensor_memory, member.index) for member in members]
+
+
+def _queue(warp: Warp, lane: int) -> list[Step]:
+    """What a thread has issued and not yet run."""
+    threads: dict[int, list[Step]] = warp.state.setdefault("tcgen05", {})
+    return threads.setdefault(lane, [])
+
+
+def _issue(warp: Warp, lane: int, step: Step) -> None:
+    queue = _queue(warp, lane)
+    queue.append(step)
+    if warp.block.grid.schedule.product_at_once():
+        _run(warp, queue, len(queue))
+
+
+def _run(warp: Warp, queue: list[Step], count: int) -> None:
+    for step in queue[:count]:
+        step()
+    del queue[:count]
+    warp.block.grid.changes += 1
+
+
+def _mma(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX tcgen05.mma: "initiates an asynchronous matrix multiply and accumulate": D = A B + D, without D if
+    enable-input-d is false. Issued by one thread.
+    """
+    group = _group(modifiers)
+    kind = modifiers.one_of(*_KINDS).removeprefix("kind::")
+    for name in _COLLECTORS:
+        modifiers.flag(f"collector::a::{name}")
+    modifiers.done()
+    operand_count(i, 5, 6)
+    in_tensor = isinstance(i.operands[1], Address)
+    lanes = len(i.operands[4].items) if isinstance(i.operands[4], Vector) else 0
+    if len(i.operands) == 6 and not lanes:
+        raise UnsupportedInstruction(i, "scale-input-d")
+    locate_d = displaced(address_operand(i, 0))
+    locate_a = displaced(address_operand(i, 1)) if in_tensor else _same
+
+    def run(warp: Warp, mask: Mask, *sources: Lanes) -> None:
+        for lane in np.flatnonzero(mask).tolist():
+            here = [source[lane : lane + 1] for source in sources]
+            if any(int(word[0]) for word in here[4 : 4 + lanes]):
+                raise EmulationError("tcgen05.mma with a disable-output-lane mask is not emulated")
+            product = decode_instruction(kind, int(here[3][0]), group)
+            d, a, b = int(locate_d(here[0])[0]), int(locate_a(here[1])[0]), int(here[2][0])
+            accumulate = bool(here[4 + lanes][0])
+            ctas = _ctas(warp.block, group)
+
+            def step(
+                product: Any = product,
+                ctas: list[Cta] = ctas,
+                operands: tuple[int, int, int] = (d, a, b),
+                accumulate: bool = accumulate,
+            ) -> None:
+                product.multiply(ctas, *operands, accumulate=accumulate, a_in_tensor=in_tensor)
+
+            _issue(warp, lane, step)
+
+    return run
+
+
+def _same(base: Lanes) -> Lanes:
+    return base
+
+
+def _cp(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX tcgen05.cp: "asynchronous copy from shared memory to tensor memory", in order with products."""
+    group = _group(modifiers)
+    shape = modifiers.one_of("128x256b", "128x128b", "32x128b")
+    if modifiers.flag("warpx4"):
+        shape += ".warpx4"
+    modifiers.done()
+    locate = displaced(address_operand(i, 0))
+
+    def run(warp: Warp, mask: Mask, base: Lanes, descriptor: Lanes) -> None:
+        addresses = locate(base)
+        for lane in np.flatnonzero(mask).tolist():
+            target, source = int(addresses[lane]), int(descriptor[lane])
+            ctas = _ctas(warp.block, group)
+
+            def step(ctas: list[Cta] = ctas, target: int = target, source: int = source) -> None:
+                for cta in ctas:
+                    copy_matrix(cta, shape, target, source)
+
+            _issue(warp, lane, step)
+
+    return run
+
+
+def _commit(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX tcgen05.commit: "makes the mbarrier object track the completion of all prior asynchronous tcgen05
+    operations initiated by the executing thread"; .multicast signals the same offset in each CTA of the mask.
+    """
+    _group(modifiers)
+    modifiers.one_of("mbarrier::arrive::one")
+    modifiers.one_of("shared::cluster", default="shared::cluster")
+    multicast = modifiers.flag("multicast::cluster")
+    modifiers.one_of("b64")
+    modifiers.done()
+    operand_count(i, 2 if multicast else 1)
+    locate = displaced(address_operand(i, 0))
+
+    def run(warp: Warp, mask: Mask, base: Lanes, *ctas: Lanes) -> None:
+        addresses = locate(base)
+        for lane in np.flatnonzero(mask).tolist():
+            address = int(addresses[lane])
+            targets = [address]
+            if multicast:
+                ranks = [rank for rank in range(16) if int(ctas[0][lane]) >> rank & 1]
+                targets = [rank << RANK_SHIFT | address & OFFSET_MASK for rank in ranks]
+            _track(warp, lane, targets, i.line)
+        warp.block.grid.changes += 1
+
+    return run
+
+
+def _track(warp: Warp, lane: int, targets: list[int], line: int) -> None:
+    queue = _queue(warp, lane)
+    covered = list(queue)
+
+    def complete() -> None:
+        # An earlier commit of the thread may have run some of them; they stand at the front in order.
+        left = [step for step in queue if any(step is mine for mine in covered)]
+        _run(warp, queue, len(left))
+        for address in targets:
+            if warp.block.mbarrier(address).arrive(1, f"a tcgen05.commit of {warp}"):
+                warp.block.wake()
+
+    warp.block.grid.issue(Copy(f"a tcgen05.commit issued by {warp} at PTX line {line}", complete))
