@@ -1,5 +1,6 @@
 """The public functions with ``backend="emulator"``: the compiled Hopper kernel on CPU tensors."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -10,6 +11,9 @@ pytest.importorskip("tvm_ffi")
 
 from attn4 import flash_attn_func, flash_attn_varlen_func
 from attn4.artifact.key import toolchain
+from attn4.ops import dispatch, gpu
+from attn4.plan.choose import choose
+from attn4.plan.plan import SoftmaxPlan
 
 pytestmark = [
     pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
@@ -30,6 +34,22 @@ def test_kernel_on_the_emulator_gives_what_the_reference_gives(options):
     )
     assert (out.float() - expected).norm() / expected.norm() < 2.5e-3
     torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "softmax", [SoftmaxPlan(rescale_threshold=8.0), SoftmaxPlan(8.0, fma_exp_every=4)], ids=str
+)
+def test_savings_that_no_hopper_plan_takes_are_right_too(softmax, monkeypatch):
+    monkeypatch.setattr(
+        gpu, "choose", lambda problem, target: dataclasses.replace(choose(problem, target), softmax=softmax)
+    )
+    monkeypatch.setattr(dispatch, "_launches", {})
+    monkeypatch.setattr(dispatch, "_recent", {})
+    q, k, v = tensors(1, 200, 1, 64)
+    q = 8 * q  # so that maxima jump
+    out = flash_attn_func(q, k, v, causal=True, backend="emulator")
+    expected = flash_attn_func(q.float(), k.float(), v.float(), causal=True, backend="reference")
+    assert (out.float() - expected).norm() / expected.norm() < 2.5e-3
 
 
 def test_packed_sequences_with_a_tail_and_an_empty_one():
