@@ -95,6 +95,8 @@ SPIN:
         ("ld.global.b32 %r4, [%d2+4000];", MemoryFault, "belong to no allocation"),
         ("ld.global.b32 %r4, [%d2+1];", MemoryFault, "not a multiple of 4"),
         ("st.shared.b32 [memory+4096], %r0;", MemoryFault, "outside"),
+        ("ld.shared.b32 %r4, [memory+8];", MemoryFault, "no one wrote"),
+        ("st.shared.u16 [memory], 7; ld.shared.b32 %r4, [memory];", MemoryFault, "no one wrote"),
         ("trap;", Trap, "executed trap"),
         ("barrier.cluster.wait;", BarrierFault, "without an arrive"),
     ],

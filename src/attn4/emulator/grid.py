@@ -20,7 +20,7 @@ from attn4.emulator.schedule import Schedule
 from attn4.emulator.state.asynchronous import Copy
 from attn4.emulator.state.barrier import ClusterBarrier
 from attn4.emulator.state.block import SYSTEM_SHARED_BYTES, Block, Cluster, Dim3, SharedLayout, extent
-from attn4.emulator.state.memory import ByteMemory, GlobalMemory, SharedMemory
+from attn4.emulator.state.memory import ByteMemory, GlobalMemory, SharedMemory, refuse_unwritten
 from attn4.emulator.state.registers import full
 from attn4.emulator.state.special_registers import special_registers
 
@@ -283,6 +283,7 @@ class Grid:
         inside = (rank % width, rank // width % height, rank // (width * height))
         index = tuple(c * s + i for c, s, i in zip(cluster.index, cluster.shape, inside, strict=True))
         shared = SharedMemory(self.layout.size - SYSTEM_SHARED_BYTES, rank)
+        shared.on_unwritten = refuse_unwritten
         threads = extent(self.shape.block)
         place = (index[0], index[1], index[2])
         across, down, _ = self.shape.grid

@@ -42,7 +42,8 @@ Array = npt.NDArray[Any]
 class MemoryFault(EmulationError):  # noqa: N818
     """An access that the chip would trap.
 
-    ``kind`` is "out of bounds" or "misaligned"; ``lane`` is None for a copy of a span.
+    ``kind`` is "out of bounds" or "misaligned", or "unwritten" for a read of what no one wrote, which the
+    chip would not trap; ``lane`` is None for a copy of a span.
     """
 
     def __init__(
@@ -59,6 +60,14 @@ class Unwritten:
     memory: ByteMemory
     addresses: npt.NDArray[np.int64]
     lanes: npt.NDArray[np.int64] | None
+
+
+def refuse_unwritten(read: Unwritten) -> None:
+    """Stop at a read of bytes that no one wrote. Raises MemoryFault."""
+    address, nbytes = int(read.addresses[0]), read.addresses.size
+    lane = None if read.lanes is None else int(read.lanes[0])
+    message = f"{nbytes} bytes of {read.memory.name} from {address:#x} on, which no one wrote, are read"
+    raise MemoryFault("unwritten", message, address=address, nbytes=nbytes, lane=lane)
 
 
 class ByteMemory:
