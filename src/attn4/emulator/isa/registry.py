@@ -215,13 +215,9 @@ def pure(
     types: Types | Callable[[Instruction], Types] = ("T",),
 ) -> Callable[[Builder], Builder]:
     """Declare the definition of `opcodes` as a function of its sources alone; see `Definition`."""
-
-    def declare(build: Builder) -> Builder:
-        for opcode in opcodes:
-            _add(Definition(opcode, build, False, kinds, destinations, types))
-        return build
-
-    return declare
+    return _declaration(
+        lambda opcode, build: Definition(opcode, build, False, kinds, destinations, types), opcodes
+    )
 
 
 def effect(
@@ -231,10 +227,17 @@ def effect(
     types: Types | Callable[[Instruction], Types] = ("T",),
 ) -> Callable[[Builder], Builder]:
     """Declare the definition of `opcodes` as one that sees the warp and active lanes; see `Definition`."""
+    return _declaration(
+        lambda opcode, build: Definition(opcode, build, True, kinds, destinations, types), opcodes
+    )
 
+
+def _declaration(
+    define: Callable[[str, Builder], Definition], opcodes: tuple[str, ...]
+) -> Callable[[Builder], Builder]:
     def declare(build: Builder) -> Builder:
         for opcode in opcodes:
-            _add(Definition(opcode, build, True, kinds, destinations, types))
+            _add(define(opcode, build))
         return build
 
     return declare

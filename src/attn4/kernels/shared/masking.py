@@ -19,7 +19,7 @@ def apply_mask(scores, bounds: cutlass.Constexpr, tile, rows, block: Int32):
     by_row = mma.by_row(scores)
     first_column = block * bounds.tile_n + 2 * (cute.arch.lane_idx() % 4)
     for half in cutlass.range_constexpr(2):
-        position = bounds.position(tile.row_block * bounds.tile_m + rows[half])
+        position = bounds.position_in(tile, rows[half])
         end = bounds.end_key(position, tile) - first_column
         end = end if position < tile.q_len else Int32(0)
         begin = Int32(0)

@@ -11,8 +11,6 @@ from cutlass import Int32
 from attn4.kernels.dsl.carried import Carried
 from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
 
-WARP = 32
-
 
 @dataclass(frozen=True)
 class Lengths:
@@ -125,16 +123,16 @@ class TileOrder(Carried):
         lane = cute.arch.lane_idx()
         last = lengths.batch + 1
         upto, mine = self._tiles_upto(lane)
-        total = cute.arch.shuffle_sync(upto, offset=WARP - 1)
-        while self.base_tile + total <= number and self.base + WARP < last:
-            self.base += WARP
+        total = cute.arch.shuffle_sync(upto, offset=cute.arch.WARP_SIZE - 1)
+        while self.base_tile + total <= number and self.base + cute.arch.WARP_SIZE < last:
+            self.base += cute.arch.WARP_SIZE
             self.base_tile += total
             upto, mine = self._tiles_upto(lane)
-            total = cute.arch.shuffle_sync(upto, offset=WARP - 1)
+            total = cute.arch.shuffle_sync(upto, offset=cute.arch.WARP_SIZE - 1)
         below = cute.arch.vote_ballot_sync(self.base_tile + upto <= number)
         owner = cute.arch.popc(below)
-        valid = owner < WARP
-        owner = cutlass.min(owner, WARP - 1)
+        valid = owner < cute.arch.WARP_SIZE
+        owner = cutlass.min(owner, cute.arch.WARP_SIZE - 1)
         before = cute.arch.shuffle_sync(upto - mine, offset=owner)
         blocks = cutlass.max(cute.arch.shuffle_sync(mine, offset=owner) // lengths.heads, 1)
         batch = self.base + owner

@@ -57,6 +57,10 @@ class Bounds:
         """The query position of a row of a tile: ``pack`` heads share a position."""
         return row // self.pack if self.pack > 1 else row
 
+    def position_in(self, tile, row):
+        """The query position of row ``row`` of ``tile``."""
+        return self.position(tile.row_block * self.tile_m + row)
+
     def end_key(self, position, tile):
         """One past the last key that the query at ``position`` sees."""
         diagonal = position + tile.k_len - tile.q_len + 1

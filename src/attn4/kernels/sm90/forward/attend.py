@@ -33,10 +33,6 @@ class Worker(Fixed):
         # A wide output takes long to rescale: better beside the score product than after it.
         self.early_rescale = plan.head_dim_v > 128
 
-    def position(self, tile, row):
-        """The query position of a row of the tile."""
-        return self.bounds.position(tile.row_block * self.plan.tile_m + row)
-
     def start_scores(self, slot):
         """Issue S = Q K^T for the keys in ``slot``; returns its registers."""
         scores = mma.accumulator(self.ops.scores_mma, (self.plan.tile_m, self.plan.tile_n))
@@ -151,7 +147,9 @@ def attend(worker, words, store, channels):
         lse = worker.softmax.finish(worker.output)
         if cutlass.const_expr(worker.plan.seqused_q):
             # Rows past the queries went through unmasked blocks with whatever was stored there.
-            clear_rows(worker.output, lse, [worker.position(tile, row) < tile.q_len for row in worker.rows])
+            clear_rows(
+                worker.output, lse, [worker.bounds.position_in(tile, row) < tile.q_len for row in worker.rows]
+            )
         store(tile, worker.output, lse, worker.rows)
         announced.wait()
         tile = TileRecord.read(words)

@@ -21,7 +21,6 @@ from attn4.kernels.sm90.forward.store import ExchangedStore, StagedStore
 
 DTYPES = {"bfloat16": BFloat16, "float16": Float16}
 TILES = ("query", "key", "value")
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,8 @@ class Forward:
         """What an attending warpgroup works with."""
         plan = self.plan
         attending = plan.role("attend")
-        groups = attending.warps * WARP // GROUP_THREADS
-        thread = cute.arch.thread_idx()[0] - attending.first_warp * WARP
+        groups = attending.warps * cute.arch.WARP_SIZE // GROUP_THREADS
+        thread = cute.arch.thread_idx()[0] - attending.first_warp * cute.arch.WARP_SIZE
         group = cute.arch.make_warp_uniform(thread // GROUP_THREADS)
         query_source = mma.REGISTERS if plan.query_in_registers else mma.SHARED
         scores_mma = mma.tiled_product(self.dtype, groups, plan.tile_n, mma.K_MAJOR, query_source)

@@ -14,10 +14,8 @@ from cutlass.cute.nvgpu import warp
 
 from attn4.kernels.dsl import math
 from attn4.kernels.dsl.carried import Fixed
-from attn4.kernels.shared.softmax import to_operand
+from attn4.kernels.shared.softmax import QUAD, to_operand
 
-QUAD = 4
-WARP = 32
 WARP_ROWS = 16
 PIECE = 8
 """Elements of a 16-byte access, and columns of a group."""
@@ -91,12 +89,12 @@ class StagedStore(Store):
     @cute.jit
     def _store_rows(self, tile):
         pieces = self.plan.head_dim_v // PIECE
-        rows_at_once = WARP // pieces
+        rows_at_once = cute.arch.WARP_SIZE // pieces
         steps = WARP_ROWS // rows_at_once
         lane = cute.arch.lane_idx()
         lane_row = lane // pieces
         piece = lane - lane_row * pieces
-        first_row = self.thread // WARP * WARP_ROWS
+        first_row = self.thread // cute.arch.WARP_SIZE * WARP_ROWS
         staged = cute.zipped_divide(self.staging, (1, PIECE))
         held = cute.make_rmem_tensor((PIECE, steps), self.out.element_type)
         for step in cutlass.range_constexpr(steps):
