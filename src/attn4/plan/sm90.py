@@ -104,16 +104,15 @@ def packed_heads(problem: Problem, tile: Tile) -> int:
 def narrow_tile(problem: Problem) -> Tile:
     """Tiles for head dimensions up to 64, where rows are cheap: how many depends on how many there are.
 
-    192 rows share each key longest, but leave the last third of a tile empty at 1024; lengths of a ragged
-    batch are not known here.
+    192 rows share each key longest, but leave the last third of a tile empty at 1024. Of a ragged batch only
+    a hint of the longest length is known, which must not change a result: its tiles keep 128 keys.
     """
+    if problem.seqlen_q > SHORT:
+        return Tile(192, 128, 3, 2)
     ragged = problem.cu_seqlens_q or problem.seqused_q
     if problem.mask.kind == "full" and not ragged:
-        if problem.seqlen_q <= SHORT:
-            return Tile(256, 64, 4, 4)
-    elif ragged or problem.seqlen_q <= SHORT:
-        return Tile(128, 128, 2, 2, query_in_registers=True, late_release=True)
-    return Tile(192, 128, 3, 2)
+        return Tile(256, 64, 4, 4)
+    return Tile(128, 128, 2, 2, query_in_registers=True, late_release=True)
 
 
 def schedule(problem: Problem) -> Schedule:

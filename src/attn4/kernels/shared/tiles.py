@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32
 
 END_OF_WORK = -1
@@ -36,10 +37,16 @@ class TileRecord:
         for position, field in enumerate(fields(self)):
             words[position] = getattr(self, field.name)
 
-    @classmethod
-    def read(cls, words) -> TileRecord:
-        """Load from shared memory."""
-        return cls(*(words[position] for position in range(len(fields(cls)))))
+
+@cute.jit
+def read_record(words):
+    """Load the announced tile: one lane reads for its warp, so that its arrival alone frees the record."""
+    count = len(fields(TileRecord))
+    held = cute.make_rmem_tensor(count, Int32)
+    if cute.arch.lane_idx() == 0:
+        for position in cutlass.range_constexpr(count):
+            held[position] = words[position]
+    return TileRecord(*[cute.arch.shuffle_sync(held[position], offset=0) for position in range(count)])
 
 
 @dataclass(frozen=True)

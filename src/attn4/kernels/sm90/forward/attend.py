@@ -15,7 +15,7 @@ from attn4.kernels.dsl import mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.shared.masking import apply_mask
 from attn4.kernels.shared.softmax import OnlineSoftmax, clear_rows, to_operand
-from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
+from attn4.kernels.shared.tiles import END_OF_WORK, read_record
 from attn4.kernels.sm90.forward.operands import Operands
 
 
@@ -81,7 +81,11 @@ class Worker(Fixed):
         mma.wait(0)
         key_in.arrive()
         key_in.advance()
-        apply_mask(scores, self.bounds, tile, self.rows, tile.n_end - 1)
+        whole = tile.n_end * self.plan.tile_n <= tile.k_len
+        if cutlass.const_expr(self.bounds.kind != "full" or self.plan.seqused_q):
+            whole = cutlass.Boolean(False)
+        if not whole:
+            apply_mask(scores, self.bounds, tile, self.rows, tile.n_end - 1)
         self.softmax.first(scores)
         to_operand(scores, self.ops.probabilities)
         return key_in
@@ -131,8 +135,7 @@ def attend(worker, words, store, channels):
     announced, query_in, key_in, value_in = channels
     worker.turn.open()
     announced.wait()
-    tile = TileRecord.read(words)
-    cute.arch.sync_warp()
+    tile = read_record(words)
     announced.arrive()
     announced.advance()
     while tile.row_block != END_OF_WORK:
@@ -152,8 +155,7 @@ def attend(worker, words, store, channels):
             )
         store(tile, worker.output, lse, worker.rows)
         announced.wait()
-        tile = TileRecord.read(words)
-        cute.arch.sync_warp()
+        tile = read_record(words)
         announced.arrive()
         announced.advance()
     worker.turn.close()

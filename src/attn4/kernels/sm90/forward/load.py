@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
-from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
+from attn4.kernels.shared.tiles import END_OF_WORK, read_record
 
 
 @cute.jit
@@ -19,7 +20,7 @@ def load(tiles, row_tiles, channels):
     query, key, value = row_tiles
     announced, query_out, key_out, value_out = channels
     announced.wait()
-    tile = TileRecord.read(tiles.words)
+    tile = read_record(tiles.words)
     while tile.row_block != END_OF_WORK:
         if tile.n_begin < tile.n_end:
             kv_head = tile.head // tiles.group
@@ -27,31 +28,26 @@ def load(tiles, row_tiles, channels):
             values = value.of_sequence(kv_head, tile.batch, tile.k_begin, tile.k_len)
             queries = query.of_sequence(tile.head, tile.batch, tile.q_begin, tile.q_rows)
 
-            query_slot = query_out.acquire()
-            query_out.expect()
-            query.copy(queries, tile.row_block, query_slot, query_out.barrier)
-            query_out.advance()
+            query_out = send(query_out, query, queries, tile.row_block)
             last = tile.n_end - 1
-            key_slot = key_out.acquire()
-            key_out.expect()
-            key.copy(keys, last, key_slot, key_out.barrier)
-            key_out.advance()
-            for step in cutlass.range(tile.n_end - tile.n_begin - 1, unroll=1):
-                key_slot = key_out.acquire()
-                key_out.expect()
-                key.copy(keys, last - 1 - step, key_slot, key_out.barrier)
-                key_out.advance()
-                value_slot = value_out.acquire()
-                value_out.expect()
-                value.copy(values, last - step, value_slot, value_out.barrier)
-                value_out.advance()
+            key_out = send(key_out, key, keys, last)
+            for step in cutlass.range(last - tile.n_begin, unroll=1):
+                key_out = send(key_out, key, keys, last - 1 - step)
+                value_out = send(value_out, value, values, last - step)
             announced.arrive()
-            value_slot = value_out.acquire()
-            value_out.expect()
-            value.copy(values, tile.n_begin, value_slot, value_out.barrier)
-            value_out.advance()
+            value_out = send(value_out, value, values, tile.n_begin)
         else:
             announced.arrive()
         announced.advance()
         announced.wait()
-        tile = TileRecord.read(tiles.words)
+        tile = read_record(tiles.words)
+
+
+@cute.jit
+def send(producer, rows, tiles, index: Int32):
+    """Copy tile ``index`` of a sequence into the next free slot."""
+    slot = producer.acquire()
+    producer.expect()
+    rows.copy(tiles, index, slot, producer.barrier)
+    producer.advance()
+    return producer
