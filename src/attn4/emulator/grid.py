@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from attn4.emulator.codegen.program import Program
 from attn4.emulator.engine import Warp
 from attn4.emulator.faults import Deadlock, EmulationError, Livelock, Place, StepLimit
+from attn4.emulator.hazards.findings import Findings
+from attn4.emulator.hazards.watch import Watch
 from attn4.emulator.schedule import Schedule
 from attn4.emulator.state.asynchronous import Copy
 from attn4.emulator.state.barrier import ClusterBarrier
@@ -77,7 +79,7 @@ class Residency:
 @dataclass(slots=True)
 class Grid:
     """The state of one launch. ``clock`` counts instructions; ``changes`` what other threads may have seen
-    change.
+    change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks.
     """
 
     program: Program
@@ -88,6 +90,7 @@ class Grid:
     schedule: Schedule
     residency: Residency
     limits: Limits
+    hazards: bool = False
     ready: list[Warp] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     resident: list[Cluster] = field(default_factory=list)
@@ -96,12 +99,15 @@ class Grid:
     clock: int = 0
     retired: int = 0
     running: Warp | None = None
+    findings: Findings = field(default_factory=Findings)
+    watch: Watch | None = field(init=False)
     waiting: Iterator[Cluster] = field(init=False)
     layout: SharedLayout = field(init=False)
 
     def __post_init__(self) -> None:
         self.layout = SharedLayout.of(self.program.kernel, self.shape.dynamic_shared)
         self.visits = [0] * len(self.program.segments)
+        self.watch = Watch(self, self.findings) if self.hazards else None
         self.waiting = self._clusters()
 
     def run(self) -> None:

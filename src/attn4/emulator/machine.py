@@ -22,13 +22,15 @@ class Machine:
     """A GPU that runs one launch at a time.
 
     ``memory`` holds the allocations that kernels may touch (``memory.register``); module variables join it
-    when the kernel that comes with them is launched first, and keep their contents.
+    when the kernel that comes with them is launched first, and keep their contents. ``hazards``: look for
+    them; what was found is in the Grid of each launch.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
     residency: Residency = field(default_factory=Residency)
     limits: Limits = field(default_factory=Limits)
     memory: GlobalMemory = field(default_factory=GlobalMemory)
+    hazards: bool = False
     _variables: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def launch(
@@ -55,6 +57,7 @@ class Machine:
             self.schedule,
             self.residency,
             self.limits,
+            self.hazards,
         )
         grid.run()
         return grid

@@ -23,13 +23,14 @@ from attn4.emulator.state.memory import GlobalMemory
 @dataclass(slots=True)
 class Runner:
     """A function of a Launch that runs it to its end under one schedule. ``grids`` keeps what has run, for
-    reports.
+    reports. ``hazards``: look for them; each grid has its ``findings``.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
     residency: Residency = field(default_factory=Residency)
     limits: Limits = field(default_factory=Limits)
     grids: list[Grid] = field(default_factory=list)
+    hazards: bool = False
     _modules: dict[str, tuple[Module, Machine]] = field(default_factory=dict)
 
     def __call__(self, launch: Launch) -> None:
@@ -50,7 +51,8 @@ class Runner:
         known = self._modules.get(launch.image)
         if known is None:
             module = parsed(launch.image, launch.ptx)
-            known = (module, Machine(self.schedule, self.residency, self.limits, GlobalMemory()))
+            machine = Machine(self.schedule, self.residency, self.limits, GlobalMemory(), self.hazards)
+            known = (module, machine)
             self._modules[launch.image] = known
         return known
 
