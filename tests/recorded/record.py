@@ -16,10 +16,12 @@ import datetime
 import io
 import json
 import lzma
+import multiprocessing
 import os
 import sys
 import time
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -149,36 +151,59 @@ def run(driver: Driver, program: Program) -> np.ndarray:
     return output
 
 
-def record(driver: Driver, out: Path, about: dict[str, object]) -> None:
-    """Run all programs; write what there is after the last, or after one that hangs."""
+def all_programs() -> list[Program]:
+    """Every program, in the order of the chapters."""
+    return [program for chapter in (arithmetic, exchange, products, copies) for program in chapter.programs()]
+
+
+def work(first: int, results: Connection) -> None:
+    """Run the programs from number ``first`` on, and send what each gives; stop after one that fails.
+
+    An illegal instruction leaves a process without a usable context: each failure costs one process.
+    """
+    driver = Driver()
+    for program in all_programs()[first:]:
+        try:
+            output = program.recorded(run(driver, program))
+        except Exception as error:  # noqa: BLE001
+            results.send((program.name, str(error) or type(error).__name__))
+            os._exit(0)
+        # Variants of an instruction side by side compress better.
+        results.send((program.name, np.ascontiguousarray(output.T)))
+    os._exit(0)
+
+
+def record(out: Path, about: dict[str, object]) -> None:
+    """Run all programs, and write what there is."""
     results: dict[str, np.ndarray] = {}
     failures: dict[str, str] = {}
-    digests: dict[str, int] = {}
-    hung = False
-    address = driver.upload(np.zeros(1 << 20, np.uint8))
-    about["map address"] = address
-    for name, map_ in copies.encodings().items():
-        try:
-            results[f"map: {name}"] = driver.encode(map_, address)
-        except RuntimeError as error:
-            failures[f"map: {name}"] = str(error)
-    for chapter in (arithmetic, exchange, products, copies):
-        for program in chapter.programs():
+    programs = all_programs()
+    while len(results) + len(failures) < len(programs):
+        first = len(results) + len(failures)
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        worker = multiprocessing.get_context("fork").Process(target=work, args=(first, sender))
+        worker.start()
+        sender.close()
+        before = first
+        while True:
             try:
-                output = program.recorded(run(driver, program))
-                # Variants of an instruction side by side compress better.
-                results[program.name] = np.ascontiguousarray(output.T)
-                digests[program.name] = program.digest
-            except TimeoutError as error:
-                failures[program.name] = str(error)
-                hung = True
+                name, given = receiver.recv()
+            except EOFError:
                 break
-            except Exception as error:  # noqa: BLE001
-                failures[program.name] = f"{error}"
-                print(f"{program.name}: {error}", flush=True)
-                driver.fresh()
-        if hung:
-            break
+            if isinstance(given, str):
+                failures[name] = given
+                print(f"{name}: {given}", flush=True)
+            else:
+                results[name] = given
+            before += 1
+        worker.join()
+        if before == first:
+            failures[programs[first].name] = "the process ended without a word"
+    digests = {program.name: program.digest for program in programs if program.name in results}
+    maps, failed = multiprocessing.get_context("fork").Pool(1).apply(encoded_maps, (about,))
+    results |= maps[0]
+    about |= maps[1]
+    failures |= failed
     buffer = io.BytesIO()
     np.savez(buffer, **results)
     packed = lzma.compress(buffer.getvalue(), preset=9)
@@ -188,8 +213,21 @@ def record(driver: Driver, out: Path, about: dict[str, object]) -> None:
     print(
         f"{len(results)} results, {len(packed)} bytes, {len(failures)} failures: {list(failures)}", flush=True
     )
-    if hung:
-        os._exit(1)
+
+
+def encoded_maps(about: dict[str, object]) -> tuple[tuple[dict[str, np.ndarray], dict[str, object]], dict[str, str]]:
+    """The tensor maps that the driver encodes, what it runs on, and what it refuses."""
+    driver = Driver()
+    maps: dict[str, np.ndarray] = {}
+    failures: dict[str, str] = {}
+    address = driver.upload(np.zeros(1 << 20, np.uint8))
+    where = {"device": driver.name(), "driver": driver.version(), "map address": address}
+    for name, map_ in copies.encodings().items():
+        try:
+            maps[f"map: {name}"] = driver.encode(map_, address)
+        except RuntimeError as error:
+            failures[f"map: {name}"] = str(error)
+    return (maps, where), failures
 
 
 _RANGES = {
@@ -249,21 +287,16 @@ def main() -> None:
     parser.add_argument("--exhaustive", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    driver = Driver()
-    about = {
-        "device": driver.name(),
-        "driver": driver.version(),
+    about: dict[str, object] = {
         "numpy": np.__version__,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
-    print(about, flush=True)
+    record(options.out, about)
     if options.exhaustive:
         try:
-            exhaustive(driver, options.out)
+            exhaustive(Driver(), options.out)
         except Exception:  # noqa: BLE001
             traceback.print_exc()
-            driver.fresh()
-    record(driver, options.out, about)
 
 
 if __name__ == "__main__":
