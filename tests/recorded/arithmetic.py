@@ -86,7 +86,7 @@ def doubles(count: int, seed: int):
     ).view(np.uint64)  # fmt: skip
     bits = hashed(count, seed)
     near = uniform(count, seed + 7, -70, 70)
-    near = (np.sign(near) * np.exp2(np.abs(near))).view(np.uint64)
+    near = np.ldexp(near, near.astype(np.int64)).view(np.uint64)
     return with_specials(np.where(bits & np.uint64(1) == 0, bits, near), special)
 
 
@@ -128,7 +128,8 @@ def special_functions() -> list[Program]:
             [f"{op}.approx{f}.f32 %x, %a;" for op in ("rcp", "rsqrt", "sqrt") for f in both], [positive],
         ),
         elementwise(
-            "angles", "b32", "b32", [f"{op}.approx{f}.f32 %x, %a;" for op in ("sin", "cos") for f in both], [angles]
+            "angles", "b32", "b32",
+            [f"{op}.approx{f}.f32 %x, %a;" for op in ("sin", "cos") for f in both], [angles],
         ),
         elementwise("tanh", "b32", "b32", ["tanh.approx.f32 %x, %a;"], [angles]),
         elementwise(
@@ -339,12 +340,15 @@ def integer_arithmetic() -> list[Program]:
     short += ["cvt.u32.u16 %s, %b; shr.s16 %x, %a, %s;", "cvt.u32.u16 %s, %b; shl.b16 %x, %a, %s;"]
     shift = integers(128, 61) % np.uint32(70)
     shift[::3] = integers(128, 64)[::3]
+    odd = np.arange(128) % 2 == 1
+    second, third = (np.where(odd, shift, integers(128, seed)) for seed in (63, 66))
     return [
-        elementwise("integers of two", "b32 b32", "b32", two, [integers(128, 62), np.where(np.arange(128) % 2, shift, integers(128, 63))]),
-        elementwise("integers of three", "b32 b32 b32", "b32", three, [integers(128, 65), np.where(np.arange(128) % 2, shift, integers(128, 66)), shift[::-1]]),
+        elementwise("integers of two", "b32 b32", "b32", two, [integers(128, 62), second]),
+        elementwise("integers of three", "b32 b32 b32", "b32", three,
+                    [integers(128, 65), third, shift[::-1]]),
         elementwise("integers of one", "b32", "b32", one, [integers(128, 67)]),
-        elementwise("64-bit integers", "b64 b64", "b64", long, [integers(128, 68, 64), integers(128, 69, 64)]),
-        elementwise("16-bit integers", "b16 b16", "b16", short, [integers(128, 70, 16), integers(128, 71, 16)]),
+        elementwise("64-bit integers", "b64 b64", "b64", long, [integers(128, n, 64) for n in (68, 69)]),
+        elementwise("16-bit integers", "b16 b16", "b16", short, [integers(128, n, 16) for n in (70, 71)]),
         elementwise("lop3", "b32 b32 b32", "b32", [f"lop3.b32 %x, %a, %b, %c, {n};" for n in range(256)],
                     [hashed(32, n).astype(np.uint32) for n in (72, 73, 74)], keep=1),
     ]  # fmt: skip

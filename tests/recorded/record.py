@@ -2,17 +2,17 @@
 
     python3 tests/recorded/record.py OUT [--exhaustive]
 
-needs Python 3.11, numpy and a driver (libcuda.so.1) with a GPU of compute capability 9.0. It writes OUT/h200.npz.xz
-(results, about 200 KB) and OUT/h200.json (device, versions, what failed); with ``--exhaustive`` also the results of
-the special functions for every fraction, as distances from the correctly rounded ones, OUT/exhaustive-*.npz.
-A program that fails is noted and skipped.
+needs Python 3.11, numpy and a driver (libcuda.so.1) with a GPU of compute capability 9.0. It writes
+OUT/h200.npz.xz (results) and OUT/h200.json (device, versions, what failed); with ``--exhaustive``
+also the results of the special functions for every fraction, as distances from the correctly rounded ones,
+OUT/exhaustive-*.npz. A program that fails is noted and skipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
+import datetime as dt
 import io
 import json
 import lzma
@@ -26,9 +26,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from recorded import arithmetic, copies, exchange, products  # noqa: E402
-from recorded.copies import DTYPES, Copy, Map  # noqa: E402
-from recorded.program import Program, elementwise  # noqa: E402
+from recorded import arithmetic, copies, exchange, products
+from recorded.copies import DTYPES, Copy, Map
+from recorded.program import Program, elementwise
 
 PATIENCE = 10.0
 """Seconds after which a kernel hangs."""
@@ -254,7 +254,7 @@ def main() -> None:
         "device": driver.name(),
         "driver": driver.version(),
         "numpy": np.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
     print(about, flush=True)
     if options.exhaustive:
