@@ -82,7 +82,8 @@ def halves(count: int, seed: int):
 def doubles(count: int, seed: int):
     special = np.array(
         [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 5e-324, 2.0**-1022, 1.7e308,
-         2.0**31, 2.0**32, 2.0**63, -(2.0**63), 2.0**64, 1 + 2.0**-24, 1 + 2.0**-52, 2.0**-150, 3.4028235677973366e38]
+         2.0**31, 2.0**32, 2.0**63, -(2.0**63), 2.0**64, 1 + 2.0**-24, 1 + 2.0**-52, 2.0**-150,
+         3.4028235677973366e38]
     ).view(np.uint64)  # fmt: skip
     bits = hashed(count, seed)
     near = uniform(count, seed + 7, -70, 70)

@@ -131,14 +131,16 @@ class Driver:
         return room[start : start + 128].copy()
 
 
-def run(driver: Driver, program: Program) -> np.ndarray:
-    """The output of a program."""
+def run(driver: Driver, program: Program, maps: dict[str, np.ndarray] | None = None) -> np.ndarray:
+    """The output of a program; its tensor map is put into ``maps``, under its name."""
     output = np.zeros(program.shape, program.dtype)
     tensor = driver.upload(program.inputs[0])
     addresses = [tensor]
     for n, array in enumerate(program.inputs[1:], 1):
         if n == 1 and isinstance(program, Copy) and program.map is not None:
             array = driver.encode(program.map, tensor)
+            if maps is not None:
+                maps[f"map of {program.name}"] = array
         addresses.append(driver.upload(array))
     addresses.append(driver.upload(output))
     driver.launch(program.text, addresses, program.threads)
@@ -165,7 +167,7 @@ def record(driver: Driver, out: Path, about: dict[str, object]) -> None:
     for chapter in (arithmetic, exchange, products, copies):
         for program in chapter.programs():
             try:
-                output = program.recorded(run(driver, program))
+                output = program.recorded(run(driver, program, results))
                 # Variants of an instruction side by side compress better.
                 results[program.name] = np.ascontiguousarray(output.T)
                 digests[program.name] = program.digest
