@@ -197,7 +197,16 @@ def half_arithmetic() -> list[Program]:
         lines.append(f"{op}{n}{x}.bf16x2 %x, %a, %b;")
     lines += [f"{op}.{k} %x, %a;" for op, k in product(("abs", "neg"), ("f16x2", "bf16x2"))]
     lines += [f"set.{c}.{k}.{k} %x, %a, %b;" for c, k in product(("lt", "geu", "nan"), ("f16x2", "bf16x2"))]
-    return [elementwise("halves", "b32 b32 b32", "b32", lines, [halves(256, n) for n in (31, 32, 33)])]
+    outside = [f"fma.rn.oob{r}.{k} %x, %a, %b, %c;" for r, k in product(("", ".relu"), ("f16x2", "bf16x2"))]
+    # Which of the many NaN stands for "out of bounds".
+    marks = np.concatenate([np.arange(0x7FE0, 0x8000), np.arange(0xFFE0, 0x10000)]).astype(np.uint32)
+    marks = marks | np.uint32(0x3F80 << 16)
+    return [
+        elementwise("halves", "b32 b32 b32", "b32", lines, [halves(256, n) for n in (31, 32, 33)]),
+        elementwise(
+            "outside", "b32 b32 b32", "b32", outside, [marks, np.full(64, 0x3F803F80, np.uint32), marks[::-1]]
+        ),
+    ]
 
 
 def conversions() -> list[Program]:
