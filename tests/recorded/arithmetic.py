@@ -82,11 +82,12 @@ def halves(count: int, seed: int):
 def doubles(count: int, seed: int):
     special = np.array(
         [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 5e-324, 2.0**-1022, 1.7e308,
-         2.0**31, 2.0**32, 2.0**63, -(2.0**63), 2.0**64, 1 + 2.0**-24, 1 + 2.0**-52, 2.0**-150, 3.4028235677973366e38]
+         2.0**31, 2.0**32, 2.0**63, -(2.0**63), 2.0**64, 1 + 2.0**-24, 1 + 2.0**-52, 2.0**-150,
+         3.4028235677973366e38]
     ).view(np.uint64)  # fmt: skip
     bits = hashed(count, seed)
     near = uniform(count, seed + 7, -70, 70)
-    near = (np.sign(near) * np.exp2(np.abs(near))).view(np.uint64)
+    near = np.ldexp(near, near.astype(np.int64)).view(np.uint64)
     return with_specials(np.where(bits & np.uint64(1) == 0, bits, near), special)
 
 
@@ -128,7 +129,8 @@ def special_functions() -> list[Program]:
             [f"{op}.approx{f}.f32 %x, %a;" for op in ("rcp", "rsqrt", "sqrt") for f in both], [positive],
         ),
         elementwise(
-            "angles", "b32", "b32", [f"{op}.approx{f}.f32 %x, %a;" for op in ("sin", "cos") for f in both], [angles]
+            "angles", "b32", "b32",
+            [f"{op}.approx{f}.f32 %x, %a;" for op in ("sin", "cos") for f in both], [angles],
         ),
         elementwise("tanh", "b32", "b32", ["tanh.approx.f32 %x, %a;"], [angles]),
         elementwise(
@@ -195,7 +197,16 @@ def half_arithmetic() -> list[Program]:
         lines.append(f"{op}{n}{x}.bf16x2 %x, %a, %b;")
     lines += [f"{op}.{k} %x, %a;" for op, k in product(("abs", "neg"), ("f16x2", "bf16x2"))]
     lines += [f"set.{c}.{k}.{k} %x, %a, %b;" for c, k in product(("lt", "geu", "nan"), ("f16x2", "bf16x2"))]
-    return [elementwise("halves", "b32 b32 b32", "b32", lines, [halves(256, n) for n in (31, 32, 33)])]
+    outside = [f"fma.rn.oob{r}.{k} %x, %a, %b, %c;" for r, k in product(("", ".relu"), ("f16x2", "bf16x2"))]
+    # Which of the many NaN stands for "out of bounds".
+    marks = np.concatenate([np.arange(0x7FE0, 0x8000), np.arange(0xFFE0, 0x10000)]).astype(np.uint32)
+    marks = marks | np.uint32(0x3F80 << 16)
+    return [
+        elementwise("halves", "b32 b32 b32", "b32", lines, [halves(256, n) for n in (31, 32, 33)]),
+        elementwise(
+            "outside", "b32 b32 b32", "b32", outside, [marks, np.full(64, 0x3F803F80, np.uint32), marks[::-1]]
+        ),
+    ]
 
 
 def conversions() -> list[Program]:
@@ -339,12 +350,15 @@ def integer_arithmetic() -> list[Program]:
     short += ["cvt.u32.u16 %s, %b; shr.s16 %x, %a, %s;", "cvt.u32.u16 %s, %b; shl.b16 %x, %a, %s;"]
     shift = integers(128, 61) % np.uint32(70)
     shift[::3] = integers(128, 64)[::3]
+    odd = np.arange(128) % 2 == 1
+    second, third = (np.where(odd, shift, integers(128, seed)) for seed in (63, 66))
     return [
-        elementwise("integers of two", "b32 b32", "b32", two, [integers(128, 62), np.where(np.arange(128) % 2, shift, integers(128, 63))]),
-        elementwise("integers of three", "b32 b32 b32", "b32", three, [integers(128, 65), np.where(np.arange(128) % 2, shift, integers(128, 66)), shift[::-1]]),
+        elementwise("integers of two", "b32 b32", "b32", two, [integers(128, 62), second]),
+        elementwise("integers of three", "b32 b32 b32", "b32", three,
+                    [integers(128, 65), third, shift[::-1]]),
         elementwise("integers of one", "b32", "b32", one, [integers(128, 67)]),
-        elementwise("64-bit integers", "b64 b64", "b64", long, [integers(128, 68, 64), integers(128, 69, 64)]),
-        elementwise("16-bit integers", "b16 b16", "b16", short, [integers(128, 70, 16), integers(128, 71, 16)]),
+        elementwise("64-bit integers", "b64 b64", "b64", long, [integers(128, n, 64) for n in (68, 69)]),
+        elementwise("16-bit integers", "b16 b16", "b16", short, [integers(128, n, 16) for n in (70, 71)]),
         elementwise("lop3", "b32 b32 b32", "b32", [f"lop3.b32 %x, %a, %b, %c, {n};" for n in range(256)],
                     [hashed(32, n).astype(np.uint32) for n in (72, 73, 74)], keep=1),
     ]  # fmt: skip

@@ -146,13 +146,16 @@ ret;
 def _load(name: str, map_: Map, boxes: list[tuple[int, ...]], tensor) -> Copy:
     rank = len(map_.dims)
     size = map_.element_bytes * int(
-        np.prod([-(-b // s) if n else b for n, (b, s) in enumerate(zip(map_.box, map_.element_strides))])
+        np.prod(
+            [map_.box[0], *(-(-b // s) for b, s in zip(map_.box[1:], map_.element_strides[1:], strict=True))]
+        )
     )
     slot = -(-size // 1024) * 1024
     room = slot * len(boxes)
     lines = [
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes [%s], "
-        f"[%map, {{{', '.join(map(str, at))}}}], [%bar];  add.u32 %s, %s, {slot};  add.u32 %bytes, %bytes, {size};"
+        f"[%map, {{{', '.join(map(str, at))}}}], [%bar];\n"
+        f"add.u32 %s, %s, {slot};  add.u32 %bytes, %bytes, {size};"
         for at in boxes
     ]
     body = "mov.u32 %s, %m;\n" + "\n".join(lines)
@@ -235,9 +238,9 @@ def stores() -> list[Program]:
             "store rank 3", map_, [(-2, -1, -1), (12, 3, 3), (4, 1, 1)], "", _words(map_, 22), hashed(512, 23)
         )
     )
-    operations = {"u32": ("add", "min", "max", "inc", "dec", "and", "or", "xor"), "s32": ("add", "min", "max"),
-                  "u64": ("add", "min", "max"), "s64": ("min", "max", "add"), "f32": ("add",), "f32.ftz": ("add",),
-                  "f16": ("add", "min", "max"), "bf16": ("add", "min", "max")}  # fmt: skip
+    ordered = ("add", "min", "max")
+    operations = dict.fromkeys(("s32", "u64", "s64", "f16", "bf16"), ordered)
+    operations |= {"u32": (*ordered, "inc", "dec", "and", "or", "xor"), "f32": ("add",), "f32.ftz": ("add",)}
     for dtype, names in operations.items():
         map_ = (
             packed(dtype, (32, 8), (32, 8)) if BYTES.get(dtype, 4) == 4 else packed(dtype, (16, 8), (16, 8))

@@ -53,8 +53,11 @@ def votes() -> list[Program]:
         guard = some.removesuffix("@%p ")
         at = "" if mask == full else "@%p "
         lines += [f"{guard} setp.gt.u32 %q, %b, 1; {at}vote.sync.ballot.b32 %x, %q, {mask:#x};"]
-        lines += [f"{guard} setp.{c}.u32 %q, %b, {n}; {at}vote.sync.{m}.pred %q, %q, {mask:#x}; {at}selp.b32 %x, 1, 0, %q;"
-                  for m, (c, n) in product(("all", "any", "uni"), (("gt", 1), ("le", 3), ("gt", 9)))]  # fmt: skip
+        lines += [
+            f"{guard} setp.{c}.u32 %q, %b, {n}; {at}vote.sync.{m}.pred %q, %q, {mask:#x}; "
+            f"{at}selp.b32 %x, 1, 0, %q;"
+            for m, (c, n) in product(("all", "any", "uni"), (("gt", 1), ("le", 3), ("gt", 9)))
+        ]
         lines += [
             f"{guard} {at}match.any.sync.b32 %x, %b, {mask:#x};",
             f"{guard} {at}match.all.sync.b32 %x, %d, {mask:#x};",
@@ -64,7 +67,8 @@ def votes() -> list[Program]:
             f"{guard} mov.b64 %w, {{%b, %d}}; {at}match.any.sync.b64 %x, %w, {mask:#x};",
         ]
         lines += [f"{guard} {at}redux.sync.{op}.{k} %x, %a, {mask:#x};" for op, k in (
-            *product(("add", "min", "max"), ("u32", "s32")), *product(("and", "or", "xor"), ("b32",)))]  # fmt: skip
+            *product(("add", "min", "max"), ("u32", "s32")),
+            *product(("and", "or", "xor"), ("b32",)))]  # fmt: skip
         lines += [
             f"{guard} {at}elect.sync %x|%q, {mask:#x};",
             f"{guard} {at}elect.sync _|%q, {mask:#x}; {at}selp.b32 %x, 1, 0, %q;",
@@ -89,8 +93,10 @@ def matrices() -> list[Program]:
             + "\nadd.u64 %o, %o, 512;"
         )
         out.append(
-            "st.shared.v4.b32 [%whole], {%z, %z, %z, %z}; st.shared.v4.b32 [%whole+512], {%z, %z, %z, %z}; bar.warp.sync -1;\n"
-            f"stmatrix.sync.aligned.m8n8.x{number}{transposed}.shared.b16 [%row], {{{', '.join(f'%i{n}' for n in range(number))}}};\n"
+            "st.shared.v4.b32 [%whole], {%z, %z, %z, %z};\n"
+            "st.shared.v4.b32 [%whole+512], {%z, %z, %z, %z};\nbar.warp.sync -1;\n"
+            f"stmatrix.sync.aligned.m8n8.x{number}{transposed}.shared.b16 [%row], "
+            f"{{{', '.join(f'%i{n}' for n in range(number))}}};\n"
             "bar.warp.sync -1;\n"
             "ld.shared.v4.b32 {%m0, %m1, %m2, %m3}, [%whole];\n"
             "st.global.v4.b32 [%o4], {%m0, %m1, %m2, %m3};\nadd.u64 %o4, %o4, 512;\nbar.warp.sync -1;\n"
@@ -124,7 +130,7 @@ _ATOMIC_TYPES = ("f32", "noftz.f16x2", "noftz.bf16x2")
 
 
 def atomics() -> list[Program]:
-    """Additions to memory: what becomes of subnormal numbers, NaN and ties, in global and in shared memory."""
+    """Additions to memory: what becomes of subnormal numbers, NaN and ties, in global and shared memory."""
     lines = []
     for kind in _ATOMIC_TYPES:
         for space in ("global", "shared"):
@@ -133,7 +139,8 @@ def atomics() -> list[Program]:
                     f"st.global.b32 [%v], %a; atom.global.add.{kind} %s, [%v], %b; ld.global.b32 %x, [%v];"
                 )
                 lines.append(
-                    f"st.global.b32 [%v], %a; red.global.add.{kind} [%v], %b; ld.volatile.global.b32 %x, [%v];"
+                    f"st.global.b32 [%v], %a; red.global.add.{kind} [%v], %b; "
+                    "ld.volatile.global.b32 %x, [%v];"
                 )
             else:
                 lines.append(
@@ -143,7 +150,8 @@ def atomics() -> list[Program]:
     arrays[0][64:], arrays[1][64:] = halves(64, 82), halves(64, 83)
     program = elementwise("atomic additions", "b32 b32 b32", "b32", lines, [*arrays[:2], arrays[2]])
     setup = (
-        ".shared .align 16 .b8 room[512];\nmov.u32 %u, room;  mov.u32 %s, %tid.x;  mad.lo.u32 %u, %s, 4, %u;\n"
+        ".shared .align 16 .b8 room[512];\n"
+        "mov.u32 %u, room;  mov.u32 %s, %tid.x;  mad.lo.u32 %u, %s, 4, %u;\n"
         "ld.param.u64 %v, [p2];  mad.wide.u32 %v, %t, 4, %v;\n"
     )
     text = program.text.replace("{ st.global.b32 [%v]", setup + "{ st.global.b32 [%v]", 1)
@@ -156,7 +164,8 @@ def barriers() -> list[Program]:
 
     def ask(what: str = "") -> None:
         both = "".join(
-            f"mbarrier.test_wait.parity.shared.b64 %p, [%b], {parity}; selp.b32 %r, 1, 0, %p; shl.b32 %s, %s, 1; or.b32 %s, %s, %r;\n"
+            f"mbarrier.test_wait.parity.shared.b64 %p, [%b], {parity};\n"
+            "selp.b32 %r, 1, 0, %p; shl.b32 %s, %s, 1; or.b32 %s, %s, %r;\n"
             for parity in (0, 1)
         )
         steps.append(f"{what}\nmov.b32 %s, 0;\n{both}st.global.b32 [%o], %s; add.u64 %o, %o, 4;")
@@ -174,7 +183,7 @@ def barriers() -> list[Program]:
     ask("mbarrier.arrive_drop.shared.b64 %t, [%b];")
     ask(arrive)
     ask(arrive)
-    ask("mbarrier.arrive.noComplete.shared.b64 %t, [%b], 0;" if False else arrive)
+    ask(arrive)
     body = "\n".join(steps)
     text = f"""{HEADER}.visible .entry k(.param .u64 p0, .param .u64 p1)
 {{

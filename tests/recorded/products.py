@@ -97,14 +97,16 @@ def text(form: Form) -> str:
         flags += [str(int(form.transpose_b))]
     left = "{%a0, %a1, %a2, %a3}" if form.in_registers else "%da"
     step = (
-        f"wgmma.mma_async.sync.aligned.{shape}.{kind.d}.{kind.a}.{kind.b}{sat} {{{', '.join(d)}}}, {left}, %db, "
-        f"{', '.join(flags)};\nadd.u64 %da, %da, 2; add.u64 %db, %db, 2; setp.eq.u32 %ps, 1, 1;"
+        f"wgmma.mma_async.sync.aligned.{shape}.{kind.d}.{kind.a}.{kind.b}{sat} "
+        f"{{{', '.join(d)}}}, {left}, %db, {', '.join(flags)};\n"
+        "add.u64 %da, %da, 2; add.u64 %db, %db, 2; setp.eq.u32 %ps, 1, 1;"
     )
     body = "\n".join([step] * form.steps)
     return f"""{HEADER}.visible .entry k(.param .u64 p0, .param .u64 p1, .param .u64 p2, .param .u64 p3)
 {{
 .shared .align 1024 .b8 memory[{IMAGE_BYTES}];
-.reg .b32 %d<{form.registers}>, %a<4>, %t, %s, %m, %n;  .reg .b64 %v, %w, %vc, %vo, %da, %db;  .reg .pred %p, %ps;
+.reg .b32 %d<{form.registers}>, %a<4>, %t, %s, %m, %n;
+.reg .b64 %v, %w, %vc, %vo, %da, %db;  .reg .pred %p, %ps;
 mov.u32 %t, %tid.x;  mov.u32 %m, memory;
 ld.param.u64 %v, [p0];  mad.wide.u32 %v, %t, 4, %v;  mad.lo.u32 %s, %t, 4, %m;  mov.u32 %n, 0;
 copy:

@@ -31,8 +31,8 @@ class Program:
     inputs
         Contiguous arrays.
     dtype, shape
-        Of the output, which is zero before the launch; its first dimension is that of `labels` where lines are
-        compared one by one.
+        Of the output, which is zero before the launch; its first dimension is that of `labels` where lines
+        are compared one by one.
     threads
         CTAs and threads a CTA.
     labels
@@ -117,7 +117,7 @@ def elementwise(
         np.ascontiguousarray(array).view(f"u{_LOADS[kind]}")
         for array, kind in zip(inputs, types, strict=True)
     )
-    assert all(array.shape == (count,) for array in arrays) and count % 32 == 0, name
+    assert all(array.shape == (count,) for array in arrays), name
     block = min(count, 128)
     assert count % block == 0, name
     return Program(

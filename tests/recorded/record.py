@@ -2,17 +2,17 @@
 
     python3 tests/recorded/record.py OUT [--exhaustive]
 
-needs Python 3.11, numpy and a driver (libcuda.so.1) with a GPU of compute capability 9.0. It writes OUT/h200.npz.xz
-(results, about 200 KB) and OUT/h200.json (device, versions, what failed); with ``--exhaustive`` also the results of
-the special functions for every fraction, as distances from the correctly rounded ones, OUT/exhaustive-*.npz.
-A program that fails is noted and skipped.
+needs Python 3.11, numpy and a driver (libcuda.so.1) with a GPU of compute capability 9.0. It writes
+OUT/h200.npz.xz (results) and OUT/h200.json (device, versions, what failed); with ``--exhaustive``
+also the results of the special functions for every fraction, as distances from the correctly rounded ones,
+OUT/exhaustive-*.npz. A program that fails is noted and skipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
+import datetime as dt
 import io
 import json
 import lzma
@@ -28,9 +28,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from recorded import arithmetic, copies, exchange, products  # noqa: E402
-from recorded.copies import DTYPES, Copy, Map  # noqa: E402
-from recorded.program import Program, elementwise  # noqa: E402
+from recorded import arithmetic, copies, exchange, products
+from recorded.copies import DTYPES, Copy, Map
+from recorded.program import Program, elementwise
 
 PATIENCE = 10.0
 """Seconds after which a kernel hangs."""
@@ -133,14 +133,16 @@ class Driver:
         return room[start : start + 128].copy()
 
 
-def run(driver: Driver, program: Program) -> np.ndarray:
-    """The output of a program."""
+def run(driver: Driver, program: Program, maps: dict[str, np.ndarray] | None = None) -> np.ndarray:
+    """The output of a program; its tensor map is put into ``maps``, under its name."""
     output = np.zeros(program.shape, program.dtype)
     tensor = driver.upload(program.inputs[0])
     addresses = [tensor]
     for n, array in enumerate(program.inputs[1:], 1):
         if n == 1 and isinstance(program, Copy) and program.map is not None:
             array = driver.encode(program.map, tensor)
+            if maps is not None:
+                maps[f"map of {program.name}"] = array
         addresses.append(driver.upload(array))
     addresses.append(driver.upload(output))
     driver.launch(program.text, addresses, program.threads)
@@ -163,19 +165,21 @@ def work(first: int, results: Connection) -> None:
     """
     driver = Driver()
     for program in all_programs()[first:]:
+        maps: dict[str, np.ndarray] = {}
         try:
-            output = program.recorded(run(driver, program))
+            output = program.recorded(run(driver, program, maps))
         except Exception as error:  # noqa: BLE001
-            results.send((program.name, str(error) or type(error).__name__))
+            results.send((program.name, str(error) or type(error).__name__, {}))
             os._exit(0)
         # Variants of an instruction side by side compress better.
-        results.send((program.name, np.ascontiguousarray(output.T)))
+        results.send((program.name, np.ascontiguousarray(output.T), maps))
     os._exit(0)
 
 
 def record(out: Path, about: dict[str, object]) -> None:
     """Run all programs, and write what there is."""
     results: dict[str, np.ndarray] = {}
+    kept: dict[str, np.ndarray] = {}
     failures: dict[str, str] = {}
     programs = all_programs()
     while len(results) + len(failures) < len(programs):
@@ -187,7 +191,7 @@ def record(out: Path, about: dict[str, object]) -> None:
         before = first
         while True:
             try:
-                name, given = receiver.recv()
+                name, given, maps = receiver.recv()
             except EOFError:
                 break
             if isinstance(given, str):
@@ -195,14 +199,15 @@ def record(out: Path, about: dict[str, object]) -> None:
                 print(f"{name}: {given}", flush=True)
             else:
                 results[name] = given
+                kept |= maps
             before += 1
         worker.join()
         if before == first:
             failures[programs[first].name] = "the process ended without a word"
     digests = {program.name: program.digest for program in programs if program.name in results}
-    maps, failed = multiprocessing.get_context("fork").Pool(1).apply(encoded_maps, (about,))
-    results |= maps[0]
-    about |= maps[1]
+    maps, where, failed = multiprocessing.get_context("fork").Pool(1).apply(encoded_maps)
+    results |= kept | maps
+    about |= where
     failures |= failed
     buffer = io.BytesIO()
     np.savez(buffer, **results)
@@ -215,7 +220,7 @@ def record(out: Path, about: dict[str, object]) -> None:
     )
 
 
-def encoded_maps(about: dict[str, object]) -> tuple[tuple[dict[str, np.ndarray], dict[str, object]], dict[str, str]]:
+def encoded_maps() -> tuple[dict[str, np.ndarray], dict[str, object], dict[str, str]]:
     """The tensor maps that the driver encodes, what it runs on, and what it refuses."""
     driver = Driver()
     maps: dict[str, np.ndarray] = {}
@@ -227,7 +232,7 @@ def encoded_maps(about: dict[str, object]) -> tuple[tuple[dict[str, np.ndarray],
             maps[f"map: {name}"] = driver.encode(map_, address)
         except RuntimeError as error:
             failures[f"map: {name}"] = str(error)
-    return (maps, where), failures
+    return maps, where, failures
 
 
 _RANGES = {
@@ -289,7 +294,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     about: dict[str, object] = {
         "numpy": np.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
     record(options.out, about)
     if options.exhaustive:

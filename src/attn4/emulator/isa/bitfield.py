@@ -162,3 +162,25 @@ def _nth_set(mask: int, base: int, offset: int) -> int:
     order = range(base, 32) if steps > 0 else range(min(base, 31), -1, -1)
     found = [bit for bit in order if mask >> bit & 1]
     return found[abs(steps) - 1] if abs(steps) <= len(found) else 0xFFFFFFFF
+
+
+@pure("szext", types=("T", "u32"))
+def szext(i: Instruction) -> Function:
+    """Integer szext: the lower b bits of a, extended by their sign or by zeros to 32 bits.
+
+    .clamp: more than 32 bits are 32; .wrap: b modulo 32.
+    """
+    operand_count(i, 3)
+    modifiers = Modifiers(i)
+    clamp = modifiers.one_of("clamp", "wrap") == "clamp"
+    signed = modifiers.one_of("u32", "s32") == "s32"
+    modifiers.done()
+    element = np.int64 if signed else np.uint64
+
+    def extend(a: Array, b: Array) -> Array:
+        bits = np.minimum(b, np.uint32(32)) if clamp else b & np.uint32(31)
+        unused = (np.uint64(64) - bits).astype(element)
+        wide = (a.astype(np.uint64) << unused.astype(np.uint64)).view(element) >> unused
+        return np.where(bits == 0, element(0), wide).astype(np.uint32)
+
+    return extend

@@ -37,7 +37,7 @@ from attn4.emulator.isa.rounding import (
     signed_zero,
     to_single,
 )
-from attn4.emulator.isa.special import approximate
+from attn4.emulator.isa.special import approximate, upper_half
 from attn4.emulator.ptx.module import Instruction
 
 _F32: Final = np.dtype(np.float32)
@@ -193,10 +193,24 @@ def _arithmetic(i: Instruction, name: str, operands: int) -> Function:
         core = _NEAREST[name] if mode == "rn" else _directed(name, mode)
         return single(core, kind, count=operands - 1, ftz=ftz, sat=sat)
     relu = name == "fma" and modifiers.flag("relu")
+    outside = name == "fma" and modifiers.flag("oob")
     modifiers.done()
-    if mode != "rn" or (kind.startswith("bf16") and (ftz or sat)):
+    if mode != "rn" or ((kind.startswith("bf16") or outside) and (ftz or sat)):
         raise UnsupportedInstruction(i, f"modifiers {mode}, ftz, sat: not all go with {kind}")
-    return half(_ODD[name], kind, ftz=ftz, sat=sat, relu=relu)
+    function = half(_ODD[name], kind, ftz=ftz, sat=sat, relu=relu)
+    return _outside_is_zero(function) if outside else function
+
+
+def _outside_is_zero(function: Function) -> Function:
+    """.oob: the result is +0 where a or b is the NaN that fills what a copy found out of bounds."""
+    mark = np.uint16(0xFFFF)
+
+    def compute(a: Array, b: Array, c: Array) -> Array:
+        result = function(a, b, c).view(_U16)
+        outside = (a.view(_U16) == mark) | (b.view(_U16) == mark)
+        return np.where(outside, np.uint16(0), result).view(a.dtype)
+
+    return compute
 
 
 def _mixed(i: Instruction, name: str) -> Function:
@@ -306,10 +320,10 @@ def _reciprocal(x: Array) -> Array:
 
 @pure("rcp")
 def rcp(i: Instruction) -> Function:
-    """Floating-point rcp: d = 1 / a. PTX's bound for .approx: 1 ulp."""
+    """Floating-point rcp: d = 1 / a. PTX's bound for .approx: 1 ulp; of .approx.ftz.f64 see `upper_half`."""
     operand_count(i, 2)
     if "approx" in i.modifiers:
-        return _approximation(i, "rcp")
+        return upper_half(i, _reciprocal) if "f64" in i.modifiers else _approximation(i, "rcp")
 
     def by_lane(mode: str) -> Callable[..., float]:
         divide = rounding.divided_double(mode)

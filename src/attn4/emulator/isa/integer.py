@@ -342,19 +342,3 @@ def minimum(i: Instruction) -> Function:
 def maximum(i: Instruction) -> Function:
     """Integer max: d = (a > b) ? a : b; .relu clamps a negative result to 0 (.s32, .s16x2)."""
     return _extreme(i, np.maximum)
-
-
-@pure("dp4a", types=("b32",))
-def dp4a(i: Instruction) -> Function:
-    """Integer dp4a: d = c + the sum of the four products of the bytes of a and b, each signed or unsigned."""
-    operand_count(i, 4)
-    if len(i.modifiers) != 2 or not {*i.modifiers} <= {"s32", "u32"}:
-        raise UnsupportedInstruction(i, "two types, each s32 or u32, are needed")
-    a_type, b_type = (np.int8 if kind == "s32" else np.uint8 for kind in i.modifiers)
-
-    def dot(a: Array, b: Array, c: Array) -> Array:
-        products = a.view(a_type).astype(np.int32) * b.view(b_type).astype(np.int32)
-        total: Array = products.reshape(-1, 4).sum(1, dtype=np.int32)
-        return total.view(_U32) + c
-
-    return dot

@@ -14,6 +14,7 @@ Named: TypeAlias = Register | Label | Symbol
 _DIGITS = 9  # of the largest number of registers that one name may stand for
 _STORAGE = {
     "pred": "pred",
+    **dict.fromkeys(("b8", "u8", "s8"), "b8"),
     **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), "b16"),
     **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32"), "b32"),
     **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), "b64"),
