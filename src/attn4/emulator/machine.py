@@ -42,13 +42,21 @@ class Machine:
         Raises EmulationError if the kernel or its launch is wrong, MemoryFault for an access out of bounds
         or misaligned, UnsupportedInstruction for what is not emulated; each says where.
         """
+        grid = self.grid(kernel, shape, parameters, variables)
+        grid.run()
+        return grid
+
+    def grid(
+        self, kernel: Kernel, shape: Shape, parameters: bytes, variables: Iterable[Variable] = ()
+    ) -> Grid:
+        """A launch that is still to ``run``; arguments and errors are those of `launch`."""
         _check(kernel, shape, parameters)
         data = np.zeros(max(16, len(parameters)), dtype=np.uint8)
         data[: len(parameters)] = np.frombuffer(parameters, dtype=np.uint8)
         symbols = {param.name: PARAMETER_BASE + param.offset for param in kernel.params}
         for variable in variables:
             symbols[variable.name] = self._address(variable)
-        grid = Grid(
+        return Grid(
             program(kernel),
             shape,
             self.memory,
@@ -59,8 +67,6 @@ class Machine:
             self.limits,
             self.hazards,
         )
-        grid.run()
-        return grid
 
     def _address(self, variable: Variable) -> int:
         """Where a module variable lies; allocated when it is first asked for, zero but for its initial

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.grid import Grid, Limits, Residency, Shape
+from attn4.emulator.launch.device import Chip
+from attn4.emulator.launch.errors import LaunchError
 from attn4.emulator.launch.record import Allocation, Launch
 from attn4.emulator.machine import Machine
 from attn4.emulator.ptx.module import Kernel, Module
@@ -23,7 +25,8 @@ from attn4.emulator.state.memory import GlobalMemory
 @dataclass(slots=True)
 class Runner:
     """A function of a Launch that runs it to its end under one schedule. ``grids`` keeps what has run, for
-    reports. ``hazards``: look for them; each grid has its ``findings``.
+    reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``.
+    ``chip``, if given, refuses kernels that were compiled for another.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
@@ -31,18 +34,24 @@ class Runner:
     limits: Limits = field(default_factory=Limits)
     grids: list[Grid] = field(default_factory=list)
     hazards: bool = False
+    chip: Chip | None = None
     _modules: dict[str, tuple[Module, Machine]] = field(default_factory=dict)
 
     def __call__(self, launch: Launch) -> None:
-        """Run one launch. Raises what `Machine.launch` raises."""
+        """Run one launch. Raises what `Machine.launch` raises; LaunchError for a kernel of another chip."""
         module, machine = self._module(launch)
+        if self.chip is not None and not self.chip.runs(module.target):
+            raise LaunchError(
+                f"Kernel {launch.kernel} was compiled for {module.target}, and {self.chip.arch} is emulated "
+                "here: compile it for that, or open a device of its own."
+            )
         kernel = module.kernel(launch.kernel)
         tensors = [machine.memory.register(span, name=name) for name, span in _spans(launch.allocations)]
         shape = Shape(launch.grid, launch.block, launch.cluster, launch.shared_bytes)
         try:
-            self.grids.append(
-                machine.launch(kernel, shape, _packed(kernel, launch.parameters), module.globals)
-            )
+            grid = machine.grid(kernel, shape, _packed(kernel, launch.parameters), module.globals)
+            self.grids.append(grid)
+            grid.run()
         finally:
             for tensor in tensors:
                 machine.memory.release(tensor)

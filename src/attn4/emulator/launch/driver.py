@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from attn4.emulator.launch.device import Chip
 from attn4.emulator.launch.errors import LaunchError
 from attn4.emulator.launch.image import Image, cubin_at, digest, image
 from attn4.emulator.launch.record import Allocation, Dim3, Launch, Run
@@ -25,6 +26,7 @@ from attn4.emulator.launch.shim import Shim
 
 _FAILED = 719  # cudaErrorLaunchFailure; a nonzero code is all that host code looks at
 _DEFAULT_SHARED_BYTES = 48 * 1024
+_MALLOC_ALIGNMENT = 256
 _PORTABLE_CLUSTER = 8
 _MAX_THREADS = 1024
 
@@ -81,13 +83,43 @@ class Emulation:
     """Where launches go.
 
     ``attributes`` answers cudaDeviceGetAttribute for host code that is called directly, by the number of enum
-    cudaDeviceAttr. ``memory`` holds what host code has allocated, by address.
+    cudaDeviceAttr. ``chip`` is there if Python code, too, is to find a device (`attn4.emulator.device`).
+    ``memory`` holds what host code has allocated, by address; ``lent`` what the program has, by address,
+    size and owner, each with a question whether it is still there.
     """
 
     run: Run
     attributes: Mapping[int, int] = field(default_factory=dict)
+    chip: Chip | None = None
     memory: dict[int, Allocation] = field(default_factory=dict)
+    lent: dict[tuple[int, int, int], tuple[Allocation, Callable[[], bool]]] = field(default_factory=dict)
     is_open: bool = True
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of new memory, aligned as cudaMalloc does."""
+        owner = np.empty(max(nbytes, 1) + _MALLOC_ALIGNMENT - 1, np.uint8)
+        base = -(-owner.ctypes.data // _MALLOC_ALIGNMENT) * _MALLOC_ALIGNMENT
+        self.memory[base] = Allocation(base, nbytes, owner=owner)
+        return base
+
+    def release(self, address: int) -> bool:
+        """Free what ``allocate`` gave; false if it gave no such address."""
+        return self.memory.pop(address, None) is not None
+
+    def lend(self, allocation: Allocation, alive: Callable[[], bool], owner: int = 0) -> None:
+        """Let host code that is called directly touch memory of the program's as long as ``alive``.
+
+        ``owner`` tells apart those who lend the same memory.
+        """
+        if allocation.nbytes:
+            self.lent[allocation.base, allocation.nbytes, owner] = (allocation, alive)
+
+    def allocations(self) -> tuple[Allocation, ...]:
+        """All that host code called directly may touch."""
+        gone = [key for key, (_, alive) in self.lent.items() if not alive()]
+        for key in gone:
+            del self.lent[key]
+        return tuple(allocation for allocation, _ in self.lent.values())
 
 
 @dataclass(slots=True)
@@ -109,9 +141,11 @@ _call: ContextVar[Call | None] = ContextVar("attn4_emulated_call", default=None)
 
 
 @contextmanager
-def emulation(run: Run, attributes: Mapping[int, int] | None = None) -> Iterator[Emulation]:
+def emulation(
+    run: Run, attributes: Mapping[int, int] | None = None, chip: Chip | None = None
+) -> Iterator[Emulation]:
     """Open an ``Emulation`` for this context (thread or task); blocks may nest, the innermost counts."""
-    opened = Emulation(run, attributes or {})
+    opened = Emulation(run, attributes or (chip.attributes() if chip else {}), chip)
     token = _emulation.set(opened)
     try:
         yield opened
@@ -126,6 +160,22 @@ def current_emulation() -> Emulation:
     if found is None:
         raise LaunchError("No emulation is open here: load and call kernels in a `with emulated(run)` block.")
     return found
+
+
+def emulated_device() -> Emulation | None:
+    """The innermost open emulation if it stands for a whole device, else None."""
+    found = _emulation.get()
+    return found if found is not None and found.chip is not None else None
+
+
+def emulated_chip() -> Chip:
+    """The chip of `emulated_device`. Raises LaunchError where there is none."""
+    found = emulated_device()
+    if found is None or found.chip is None:
+        raise LaunchError(
+            "No device is emulated here: call this in a `with attn4.emulator.device(...)` block."
+        )
+    return found.chip
 
 
 @contextmanager
@@ -221,13 +271,10 @@ class Driver:
         call.emulation.run(launch)
 
     def _allocate(self, call: Call, memory: Any, nbytes: int) -> None:
-        owner = np.empty(max(nbytes, 1) + 255, np.uint8)  # cudaMalloc aligns to 256 bytes
-        base = -(-owner.ctypes.data // 256) * 256
-        call.emulation.memory[base] = Allocation(base, nbytes, owner=owner)
-        memory[0] = base
+        memory[0] = call.emulation.allocate(nbytes)
 
     def _release(self, call: Call, memory: int | None) -> None:
-        if memory is not None and call.emulation.memory.pop(memory, None) is None:
+        if memory is not None and not call.emulation.release(memory):
             raise LaunchError(f"Memory at {memory:#x} was freed, which was not allocated in this block.")
 
     def _new(self, table: dict[int, Any], value: Any) -> int:
@@ -264,7 +311,7 @@ class Driver:
             try:
                 if call is None:
                     opened = current_emulation()
-                    call = Call(opened, IN_PROCESS, opened.attributes, ())
+                    call = Call(opened, IN_PROCESS, opened.attributes, opened.allocations())
                 answer(call, *arguments)
             except BaseException as error:  # noqa: BLE001  raised again in ``calling``
                 if call is not None and call.error is None:

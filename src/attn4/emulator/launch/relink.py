@@ -16,7 +16,9 @@ from attn4.emulator.launch.elf import sections, text_at
 from attn4.emulator.launch.errors import LaunchError
 
 _SYMBOL = struct.Struct("<IBBHQQ")
-_RUNTIME_PREFIXES = ("_cu", "cuda_dialect_", "CuteDSLRT_")
+RUNTIME_PREFIXES = ("_cu", "cuda_dialect_", "CuteDSLRT_")
+"""How the names of the functions begin that CuTe-DSL's runtime offers."""
+
 _PRIVATE = "a4_"
 
 
@@ -37,9 +39,7 @@ def relinked(library: bytes, offered: Collection[str]) -> bytes:
     Raises LaunchError that names the symbols which are not in ``offered``, ValueError for no shared object.
     """
     symbols = _symbols(library)
-    wanted = [
-        symbol for symbol in symbols if not symbol.defined and symbol.name.startswith(_RUNTIME_PREFIXES)
-    ]
+    wanted = [symbol for symbol in symbols if not symbol.defined and symbol.name.startswith(RUNTIME_PREFIXES)]
     missing = sorted(symbol.name for symbol in wanted if symbol.name not in offered)
     if missing:
         raise LaunchError(f"The kernel's host code calls what is not emulated: {', '.join(missing)}.")

@@ -73,13 +73,19 @@ def on_device(tensor: Any, argument: int) -> tuple[Any, Allocation | None]:
             f"Argument {argument} is a tensor on {where}, and the emulator runs over CPU tensors: "
             "pass tensor.cpu()."
         )
+    offer, allocation = relabelled(tensor, argument)
+    return tvm_ffi.from_dlpack(offer), allocation
+
+
+def relabelled(tensor: Any, argument: int = -1) -> tuple[Any, Allocation | None]:
+    """What offers a CPU ``tensor`` once, through DLPack, as of device 0, and the memory that it spans."""
     if getattr(tensor, "requires_grad", False):
         tensor = tensor.detach()
     capsule = tensor.__dlpack__()
     record = _DLTensor.from_address(_capsule_pointer(capsule, _CAPSULE))
     allocation = _span(record, argument, tensor)
     record.device.kind, record.device.index = _CUDA, 0
-    return tvm_ffi.from_dlpack(_Relabelled(capsule)), allocation
+    return _Relabelled(capsule), allocation
 
 
 def _span(record: _DLTensor, argument: int, owner: Any) -> Allocation | None:

@@ -1,0 +1,61 @@
+"""A device block: what is launched in it runs on the emulator, whoever launches it and however."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from attn4.emulator.grid import Grid, Limits, Residency
+from attn4.emulator.hazards.findings import Hazard
+from attn4.emulator.launch import bindings, dsl, torch_cuda
+from attn4.emulator.launch.device import Chip
+from attn4.emulator.launch.driver import emulation
+from attn4.emulator.launch.patches import Patches
+from attn4.emulator.runner import Runner
+from attn4.emulator.schedule import Schedule, named
+
+_patches = Patches(torch_cuda.patches, bindings.patches, dsl.patches)
+
+
+@dataclass(slots=True)
+class Gpu:
+    """An emulated device and what has run on it."""
+
+    chip: Chip
+    runner: Runner
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Every launch in order, with its counts."""
+        return self.runner.grids
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        """What was found wrong in all of them, though they ran on."""
+        return [hazard for grid in self.grids for hazard in grid.findings]
+
+
+@contextmanager
+def opened(
+    arch: str,
+    *,
+    schedule: str | Schedule,
+    seed: int,
+    hazards: bool,
+    sms: int,
+    limits: Limits | None,
+) -> Iterator[Gpu]:
+    """See `attn4.emulator.device`."""
+    chip = Chip.of(arch, sms)
+    policy = named(schedule, seed) if isinstance(schedule, str) else schedule
+    residency = Residency(sms=sms, device_sms=max(sms, Chip.of(arch).sms))
+    runner = Runner(policy, residency, limits or Limits(), hazards=hazards, chip=chip)
+    watcher = dsl.Watcher({dsl.PACKAGE, dsl.PROVIDER}, _patches.refresh)
+    sys.meta_path.insert(0, watcher)
+    try:
+        with _patches.held(), emulation(runner, chip=chip):
+            yield Gpu(chip, runner)
+    finally:
+        sys.meta_path.remove(watcher)
