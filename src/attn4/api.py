@@ -26,6 +26,7 @@ from torch import Tensor
 
 from attn4.ops.check import refuse
 from attn4.ops.dispatch import attend
+from attn4.ops.emulated import architecture
 from attn4.ops.gpu import NO_VECTORS
 from attn4.plan.explain import explain
 
@@ -73,6 +74,7 @@ def flash_attn_func(
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str | None = None,
+    arch: str | None = None,
     **unbuilt: Unpack[Unbuilt],
 ) -> Any:
     """Exact attention, softmax(softmax_scale * Q K^T + mask) V, of sequences of one length.
@@ -101,8 +103,11 @@ def flash_attn_func(
         a contiguous tensor to write the result into, aligned to 16 bytes, apart from the inputs; not
         while gradients are recorded.
     backend
-        "gpu", "reference" (torch operations, on any device), "emulator" (the compiled Hopper kernel,
-        interpreted, on CPU tensors: for those who write kernels), or None: by the device of the tensors.
+        "gpu", "reference" (torch operations, on any device), "emulator" (the compiled kernel, interpreted, on
+        CPU tensors: for those who write kernels), or None: by the device of the tensors.
+    arch
+        what the emulator runs, "sm_90a" or "sm_100a"; None is that of the ``attn4.emulator.device`` block
+        that the call is in, outside of one "sm_90a". Only with that backend.
     unbuilt
         see ``Unbuilt``.
 
@@ -119,7 +124,16 @@ def flash_attn_func(
     """
     if unbuilt:
         refuse(dict(unbuilt), _NEUTRAL, "flash_attn_func")
-    options = (softmax_scale, causal, window_size, softcap, deterministic, return_lse, backend)
+    options = (
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        deterministic,
+        return_lse,
+        backend,
+        architecture(backend, arch),
+    )
     return attend(q, k, v, NO_VECTORS, options, out)
 
 
@@ -142,6 +156,7 @@ def flash_attn_varlen_func(
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str | None = None,
+    arch: str | None = None,
     **unbuilt: Unpack[Unbuilt],
 ) -> Any:
     """Exact attention of sequences whose lengths differ: packed into one axis, or padded.
@@ -170,7 +185,7 @@ def flash_attn_varlen_func(
         int32 (batch,): only so many first rows of each query sequence take part.
     seqused_k
         the same for keys. Masks are aligned to the used lengths.
-    softmax_scale, causal, window_size, softcap, deterministic, return_lse, out, backend, unbuilt
+    softmax_scale, causal, window_size, softcap, deterministic, return_lse, out, backend, arch, unbuilt
         as for
         ``flash_attn_func``.
 
@@ -196,6 +211,7 @@ def flash_attn_varlen_func(
         deterministic,
         return_lse,
         backend,
+        architecture(backend, arch),
         max_seqlen_q,
         max_seqlen_k,
     )

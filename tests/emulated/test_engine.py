@@ -144,7 +144,7 @@ def test_a_seed_gives_the_same_run_again():
 
 def test_counts_say_how_often_each_instruction_ran():
     grid = run(kernel_text(DIVERGENT), [words(64)], block=64, schedule=RoundRobin())
-    assert grid.clock == sum(n * size for n, size in zip(grid.visits, grid.program.sizes, strict=True))
+    assert grid.clock == sum(n * size for n, size in zip(grid.tally.total(), grid.program.sizes, strict=True))
 
 
 def test_a_guard_may_be_written_by_the_instruction_that_it_guards(schedule):

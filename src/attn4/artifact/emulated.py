@@ -34,12 +34,13 @@ def load_emulated(artifact: Artifact | Path) -> HostCode:
     that holds none.
     """
     _require()
-    from attn4.emulator.launch import ShimError, device_attributes, load_host_code
+    from attn4.emulator.launch import ShimError, device_attributes, emulated_device, load_host_code
 
     if isinstance(artifact, Path):
         artifact = read_artifact(artifact)
     description = artifact.description
-    attributes = device_attributes(description.arch)
+    device = emulated_device()
+    attributes = device_attributes(description.arch) if device is None else device.attributes
     try:
         return load_host_code(artifact.library, description.function, artifact.ptx(), attributes)
     except ShimError as error:

@@ -152,7 +152,7 @@ class Warp:
 
     def _follow(self, path: Path, full: list[Any], some: list[Any], budget: int) -> int:
         code = full if path.bits == self.whole else some
-        visits = self.block.grid.visits
+        visits = self.block.grid.tally.visits(int(self.threads[0]), path.bits)
         sizes = self.program.sizes
         registers, mask, bits = self.registers, path.mask, path.bits
         segment = path.segment
@@ -167,7 +167,7 @@ class Warp:
                 path.waiting = self.waiting
                 break
             spent += sizes[segment]
-            visits[segment] += path.warps
+            visits[segment] += 1
             if following < 0:
                 self.executed += spent * path.warps
                 return budget - spent if following == PARTED else 0

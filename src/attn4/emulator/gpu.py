@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from attn4.emulator.grid import Grid, Limits, Residency
 from attn4.emulator.hazards.findings import Hazard
@@ -13,6 +13,7 @@ from attn4.emulator.launch import bindings, dsl, torch_cuda
 from attn4.emulator.launch.device import Chip
 from attn4.emulator.launch.driver import emulation
 from attn4.emulator.launch.patches import Patches
+from attn4.emulator.report.report import Report, report
 from attn4.emulator.runner import Runner
 from attn4.emulator.schedule import Schedule, named
 
@@ -25,11 +26,23 @@ class Gpu:
 
     chip: Chip
     runner: Runner
+    _roles: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def grids(self) -> list[Grid]:
         """Every launch in order, with its counts."""
         return self.runner.grids
+
+    @property
+    def report(self) -> Report:
+        """What every launch did, by role and class of instruction."""
+        return report(self.grids, self._roles)
+
+    def roles(self, warps: Mapping[str, Sequence[int]]) -> None:
+        """Name the roles that reports tell apart: the warps of each, counted in the CTA. What is not named is
+        grouped by the code that it runs.
+        """
+        self._roles = {name: tuple(members) for name, members in warps.items()}
 
     @property
     def hazards(self) -> list[Hazard]:

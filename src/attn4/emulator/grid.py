@@ -18,6 +18,7 @@ from attn4.emulator.engine import Warp
 from attn4.emulator.faults import Deadlock, EmulationError, Livelock, Place, StepLimit
 from attn4.emulator.hazards.findings import Findings
 from attn4.emulator.hazards.watch import Watch
+from attn4.emulator.report.tally import Tally
 from attn4.emulator.schedule import Schedule
 from attn4.emulator.state.asynchronous import Copy
 from attn4.emulator.state.barrier import ClusterBarrier
@@ -79,7 +80,8 @@ class Residency:
 @dataclass(slots=True)
 class Grid:
     """The state of one launch. ``clock`` counts instructions; ``changes`` what other threads may have seen
-    change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks.
+    change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks. ``tally``
+    counts for reports.
     """
 
     program: Program
@@ -94,19 +96,19 @@ class Grid:
     ready: list[Warp] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     resident: list[Cluster] = field(default_factory=list)
-    visits: list[int] = field(default_factory=list)
     changes: int = 0
     clock: int = 0
     retired: int = 0
     running: Warp | None = None
     findings: Findings = field(default_factory=Findings)
     watch: Watch | None = field(init=False)
+    tally: Tally = field(init=False)
     waiting: Iterator[Cluster] = field(init=False)
     layout: SharedLayout = field(init=False)
 
     def __post_init__(self) -> None:
         self.layout = SharedLayout.of(self.program.kernel, self.shape.dynamic_shared)
-        self.visits = [0] * len(self.program.segments)
+        self.tally = Tally(len(self.program.segments))
         self.watch = Watch(self, self.findings) if self.hazards else None
         self.waiting = self._clusters()
 
@@ -252,6 +254,8 @@ class Grid:
         self.retired += 1
         cluster = block.cluster
         if not any(member.warps for member in cluster.blocks):
+            for member in cluster.blocks:
+                self.tally.retire(member)
             self.resident.remove(cluster)
             self._admit(room)
 

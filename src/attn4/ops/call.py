@@ -24,13 +24,17 @@ class Options(NamedTuple):
     deterministic: Any = False
     return_lse: Any = False
     backend: Any = None
+    arch: Any = None
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A legal call; ``q`` is (batch, seqlen_q, heads, dim), or (total_q, heads, dim) if ``cu_seqlens_q``."""
+    """A legal call; ``q`` is (batch, seqlen_q, heads, dim), or (total_q, heads, dim) if ``cu_seqlens_q``.
+
+    ``arch`` is the architecture that the emulator runs; None on the other backends.
+    """
 
     q: Tensor
     k: Tensor
@@ -41,6 +45,7 @@ class Call:
     deterministic: bool
     return_lse: bool
     backend: Backend
+    arch: str | None = None
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
 

@@ -16,6 +16,8 @@ from attn4.reference import Lengths
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 GPU_DTYPES = (torch.bfloat16, torch.float16)
 
+EMULATED = ("sm_90a", "sm_100a", "sm_103a")
+
 MAX_ROWS = 2**30 - 1
 """Row indices plus window bounds of up to 2**30 stay within int32 on the GPU."""
 
@@ -43,6 +45,7 @@ def checked(q: Any, k: Any, v: Any, lengths: Lengths, options: Options) -> Call:
         deterministic=bool(options.deterministic),
         return_lse=bool(options.return_lse),
         backend=backend,
+        arch=_arch(options.arch, backend),
         max_seqlen_q=check_max_seqlen("max_seqlen_q", options.max_seqlen_q),
         max_seqlen_k=check_max_seqlen("max_seqlen_k", options.max_seqlen_k),
     )
@@ -142,6 +145,16 @@ def _backend(name: Any, device: torch.device) -> Backend:
     raise ValueError(
         f"backend={name!r} is unknown; use 'gpu', 'reference', 'emulator' or None for the tensors' device"
     )
+
+
+def _arch(name: Any, backend: Backend) -> str | None:
+    if backend != "emulator":
+        if name is not None:
+            raise ValueError(f"arch={name!r} is for backend='emulator'; leave it out, or choose that backend")
+        return None
+    if not isinstance(name, str) or name not in EMULATED:
+        raise ValueError(f"arch={name!r} is not emulated; {', '.join(EMULATED)} are")
+    return name
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,23 +11,43 @@ from attn4.artifact.emulated import emulated, load_emulated
 from attn4.plan.plan import Plan
 
 ARCHITECTURE = "sm_90a"
-"""Which kernels run: the only architecture that has some."""
+"""What runs outside of a device block: the only architecture that has kernels."""
 
 CTAS = 4
-"""How many multiprocessors a kernel is told of: enough for tiles to be dealt, few enough to be quick."""
+"""How many multiprocessors a kernel is told of there: enough to deal tiles to, few enough to be quick."""
+
+
+def architecture(backend: str | None, arch: str | None) -> str | None:
+    """``arch``, if the emulator is asked for the default."""
+    if arch is not None or backend != "emulator":
+        return arch
+    device = _device()
+    return ARCHITECTURE if device is None else str(device.chip.arch)
 
 
 def emulated_kernel(plan: Plan) -> Callable[..., None]:
-    """The kernel of ``plan``, run by the emulator at each call, its warps in turn.
+    """The kernel of ``plan``, run by the emulator at each call: on the device of the block that the call is
+    in, otherwise on one of its own, its warps in turn.
 
     Raises what ``artifact_for`` raises where there is neither a compiled kernel nor a compiler.
     """
     artifact = artifact_for(plan)
 
     def call(*arguments: Any) -> None:
+        device = _device()
+        if device is not None:
+            # The last argument is how many CTAs a persistent grid has.
+            load_emulated(artifact)(*arguments[:-1], device.chip.sms)
+            return
         from attn4.emulator.runner import Runner
 
         with emulated(Runner()):
             load_emulated(artifact)(*arguments)
 
     return call
+
+
+def _device() -> Any:
+    """The device block that this is in, None without one; nothing is imported to find out."""
+    driver = sys.modules.get("attn4.emulator.launch.driver")
+    return None if driver is None else driver.emulated_device()

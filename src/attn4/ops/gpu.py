@@ -101,7 +101,7 @@ def prepare(call: Call) -> Launch:
     if wrong:
         raise ValueError(" ".join(wrong))
     on_gpu = call.backend == "gpu"
-    target = machine_of(device) if on_gpu else machine(emulated.ARCHITECTURE)
+    target = machine_of(device) if on_gpu else machine(call.arch or emulated.ARCHITECTURE)
     missing = runnable(problem, target)
     if missing:
         raise NotImplementedError(" ".join(missing))

@@ -8,7 +8,7 @@ import importlib.util
 import marshal
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -43,6 +43,8 @@ class Program:
         Instructions of each segment.
     registers
         In the order of a warp's list of registers.
+    amounts
+        What one visit of a segment adds to which class of a report, of those that were asked for.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -57,6 +59,7 @@ class Program:
         self.filename = f"<ptx {kernel.name[:40]}>"
         self._code = _compiled(source, self.filename)
         self._functions: dict[int, Functions] = {}
+        self.amounts: dict[int, Mapping[str, float]] = {}
 
     def functions(self, lanes: int) -> Functions:
         """The functions for registers of ``lanes`` elements, constants spread to that width."""

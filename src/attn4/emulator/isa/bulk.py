@@ -175,6 +175,7 @@ def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         tensor = descriptor(warp, operands.value(1, lane, sources))
         at = operands.coordinates(1, lane, sources)
         ctas = operands.value(3, lane, sources) if multicast else None
+        warp.block.grid.tally.add(warp, lane, "bulk load bytes", tensor.tile_bytes)
 
         def complete() -> None:
             tile = bulk.gather_tile(tensor, warp.block.grid.memory, at)
@@ -196,6 +197,8 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
         at = operands.coordinates(0, lane, sources)
         address = operands.value(1, lane, sources)
         memory = warp.block.grid.memory
+        counted = "bulk reduce bytes" if operation else "bulk store bytes"
+        warp.block.grid.tally.add(warp, lane, counted, tensor.tile_bytes)
         staged: list[SharedMemory] = []
 
         def read() -> None:
@@ -235,8 +238,8 @@ def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         if reduces
         else ""
     )
-    for _ in range(2):
-        modifiers.one_of("global", "shared::cta", "shared::cluster")
+    into, _ = (modifiers.one_of("global", "shared::cta", "shared::cluster") for _ in range(2))
+    counted = f"bulk {'reduce' if reduces else 'store' if into == 'global' else 'load'} bytes"
     modifiers.done()
     address_operand(i, 0), address_operand(i, 1)
     operands = _Operands(i)
@@ -247,6 +250,7 @@ def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         barrier = 0 if by_group else operands.value(3, lane, sources)
         ctas = operands.value(4, lane, sources) if multicast else None
         data: list[NDArray[np.uint8]] = []
+        warp.block.grid.tally.add(warp, lane, counted, nbytes)
 
         def read() -> None:
             data.append(generic(warp, source).read(source, nbytes).copy())

@@ -267,6 +267,8 @@ def _mma(i: Instruction, modifiers: Modifiers) -> Function:
             if any(int(word[0]) for word in here[4 : 4 + lanes]):
                 raise EmulationError("tcgen05.mma with a disable-output-lane mask is not emulated")
             product = decode_instruction(kind, int(here[3][0]), group)
+            warp.block.grid.tally.add(warp, lane, "products")
+            warp.block.grid.tally.add(warp, lane, "flop", 2 * product.m * product.n * product.k)
             d, a, b = int(locate_d(here[0])[0]), int(locate_a(here[1])[0]), int(here[2][0])
             accumulate = bool(here[4 + lanes][0])
             ctas = _ctas(warp.block, group)

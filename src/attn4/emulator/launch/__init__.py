@@ -6,7 +6,7 @@ calls; ``image`` tells which PTX a loaded module is; ``tensors`` lends CPU memor
 """
 
 from attn4.emulator.launch.device import device_attributes
-from attn4.emulator.launch.driver import IN_PROCESS, Emulation, Modules, emulation
+from attn4.emulator.launch.driver import IN_PROCESS, Emulation, Modules, emulated_device, emulation
 from attn4.emulator.launch.errors import LaunchError, ShimError
 from attn4.emulator.launch.host import HostCode, load_host_code
 from attn4.emulator.launch.jit import jit_runtime
@@ -23,6 +23,7 @@ __all__ = [
     "Run",
     "ShimError",
     "device_attributes",
+    "emulated_device",
     "emulation",
     "jit_runtime",
     "load_host_code",

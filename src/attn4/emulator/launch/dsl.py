@@ -269,7 +269,7 @@ def _call(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(function, *arguments, **named)
         if getattr(function, "engine", None) is None:
             raise LaunchError(
-                f"{function.function_name} was not compiled for {emulated_chip().arch}, which is emulated here: "
+                f"{function.function_name} was not compiled for {emulated_chip().arch}, emulated here: "
                 "compile it for that, or open a device of its own."
             )
         lent = Lent()

@@ -75,6 +75,11 @@ class Block:
             self._tensor = TensorMemory()
         return self._tensor
 
+    @property
+    def uses_tensor_memory(self) -> bool:
+        """Whether it has been used."""
+        return self._tensor is not None
+
     def mbarrier(self, address: int) -> Mbarrier:
         """The mbarrier at a shared address of this cluster. Raises BarrierFault if none was initialised
         there.
