@@ -243,7 +243,7 @@ def test_a_constant_that_does_not_fit_its_operand_is_an_error(text, width, float
         (".reg .b32 t;\n.reg .b32 t;", 6, "declared twice"),
         (".reg .b32 %r<4>;\n.reg .b64 %r<4>;", 6, "declared twice"),
         ("L:\n\nL: ret;", 7, "declared twice"),
-        (".reg .b8 t;", 5, "cannot be of type .b8"),
+        (".reg .b256 t;", 5, "cannot be of type .b256"),
         (".reg .b32 t;\n@t ret;", 6, "predicate"),
         (".reg .b32 t;\nmov.b32 t, !t;", 6, "predicate"),
         (".reg .b32 t;\nmov.b32 t, 0x1FFFFFFFFFFFFFFFF;", 6, "64 bits"),

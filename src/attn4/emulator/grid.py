@@ -133,6 +133,14 @@ class Grid:
         """Take on asynchronous work; it completes when the schedule says so, or when it is waited for."""
         self.copies.append(copy)
 
+    def cancel(self) -> Dim3 | None:
+        """Take the next cluster that has not started off the launch; the index of its first CTA."""
+        cluster = next(self.waiting, None)
+        if cluster is None:
+            return None
+        x, y, z = (n * size for n, size in zip(cluster.index, cluster.shape, strict=True))
+        return x, y, z
+
     def exited(self, warp: Warp, leaving: Mask) -> None:
         """Count the threads that a warp has just ended."""
         block = warp.block

@@ -57,11 +57,12 @@ def mad24(i: Instruction) -> Function:
     _, saturate, multiply = _product(i, 4, "sat")
 
     def compute(a: Array, b: Array, c: Array) -> Array:
-        part = multiply(a, b).astype(_U32)
+        part: Array = multiply(a, b).astype(_U32)
         if not saturate:
             return part + c
         total = part.view(_I32).astype(_I64) + c.view(_I32)
-        return np.clip(total, -(2**31), 2**31 - 1).astype(_I32).view(_U32)
+        clamped: Array = np.clip(total, -(2**31), 2**31 - 1).astype(_I32).view(_U32)
+        return clamped
 
     return compute
 
@@ -96,6 +97,7 @@ def dp2a(i: Instruction) -> Function:
     def dot(a: Array, b: Array, c: Array) -> Array:
         left = a.view(a_type).astype(_I64).reshape(-1, 2)
         right = b.view(b_type).astype(_I64).reshape(-1, 4)[:, chosen]
-        return (left * right).sum(1).astype(_U32) + c
+        total: Array = (left * right).sum(1).astype(_U32) + c
+        return total
 
     return dot
