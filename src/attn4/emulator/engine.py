@@ -20,6 +20,7 @@ from attn4.emulator.state.barrier import whole_warps
 from attn4.emulator.state.registers import Lanes, poisoned
 
 if TYPE_CHECKING:
+    from attn4.emulator.codegen.layout import Storage
     from attn4.emulator.codegen.program import Program
     from attn4.emulator.grid import Grid
     from attn4.emulator.state.block import Block
@@ -84,14 +85,29 @@ class Warp:
     state: dict[Any, Any] = field(default_factory=dict)
     current: Path | None = None
     everyone: Mask | None = None
+    storage: Storage | None = None
+    context: int = 0
 
     def __post_init__(self) -> None:
         lanes = len(self.threads)
         count = self.block.threads[0] * self.block.threads[1] * self.block.threads[2]
-        self.registers = poisoned(self.program.registers, lanes)
+        self.storage = self.program.storage(lanes)
+        self.registers = poisoned(self.program.registers, lanes) if self.storage is None else self._views()
         self.alive = self.threads < count
         self.whole = b"\x01" * lanes
         self.paths = [Path(0, self.alive.copy(), None)]
+
+    def _views(self) -> list[Any]:
+        """The registers that Python touches, as views of the storage; None for all others."""
+        storage, vectors = self.storage, self.program.vectors
+        assert storage is not None
+        assert vectors is not None
+        self.context = storage.context
+        for kind, name in storage.layout.fixed:
+            value = {"b32": self.symbol_b32, "b64": self.symbol_b64}.get(kind)
+            found = self.special[name](self) if value is None else value[name]
+            storage.fixed((kind, name))[:] = found
+        return [storage.register(r) if r in vectors.python else None for r in self.program.registers]
 
     @property
     def machine(self) -> Grid:
@@ -157,6 +173,8 @@ class Warp:
         registers, mask, bits = self.registers, path.mask, path.bits
         segment = path.segment
         join = path.join.segment if path.join else NOWHERE
+        if self.storage is not None:
+            self.storage.active[:] = mask
         self.current = path
         self.everyone = mask if code is full else None
         path.waiting = ""
