@@ -91,23 +91,20 @@ class Warp:
     def __post_init__(self) -> None:
         lanes = len(self.threads)
         count = self.block.threads[0] * self.block.threads[1] * self.block.threads[2]
-        self.storage = self.program.storage(lanes)
-        self.registers = poisoned(self.program.registers, lanes) if self.storage is None else self._views()
+        self.storage = storage = self.program.storage(lanes)
+        self.registers = self._views(storage) if storage else poisoned(self.program.registers, lanes)
         self.alive = self.threads < count
         self.whole = b"\x01" * lanes
         self.paths = [Path(0, self.alive.copy(), None)]
 
-    def _views(self) -> list[Any]:
+    def _views(self, storage: Storage) -> list[Any]:
         """The registers that Python touches, as views of the storage; None for all others."""
-        storage, vectors = self.storage, self.program.vectors
-        assert storage is not None
-        assert vectors is not None
         self.context = storage.context
         for kind, name in storage.layout.fixed:
             value = {"b32": self.symbol_b32, "b64": self.symbol_b64}.get(kind)
             found = self.special[name](self) if value is None else value[name]
             storage.fixed((kind, name))[:] = found
-        return [storage.register(r) if r in vectors.python else None for r in self.program.registers]
+        return storage.views
 
     @property
     def machine(self) -> Grid:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,13 +54,15 @@ class Layout:
 @dataclass(slots=True)
 class Storage:
     """The buffer of one group of warps. ``context`` is the address of what vector functions are given: the
-    addresses of the registers and of the mask in use, ``active``.
+    addresses of the registers and of the mask in use, ``active``. ``views`` are the registers that Python
+    touches, in the order of a warp's list; None stands for the others.
     """
 
     layout: Layout
     lanes: int
     active: NDArray[np.bool_] = field(init=False)
     context: int = field(init=False)
+    views: list[Any] = field(default_factory=list)
     _buffer: NDArray[np.uint8] = field(init=False)
     _pointers: NDArray[np.uint64] = field(init=False)
 
@@ -68,11 +71,15 @@ class Storage:
         start = -whole.ctypes.data % ALIGNMENT
         end = start + self.layout.size * self.lanes
         self._buffer = whole[start:end]
-        self._buffer[:] = POISON & 0xFF
-        self._buffer[self.layout.predicates * self.lanes :] = 1
+        self.poison()
         self.active = whole[end : end + self.lanes].view(np.bool_)
         self._pointers = np.array([self._buffer.ctypes.data, self.active.ctypes.data], np.uint64)
         self.context = int(self._pointers.ctypes.data)
+
+    def poison(self) -> None:
+        """Make all registers what they are before anyone writes them."""
+        self._buffer[:] = POISON & 0xFF
+        self._buffer[self.layout.predicates * self.lanes :] = 1
 
     def register(self, register: Register) -> Lanes:
         """The lanes of a register."""

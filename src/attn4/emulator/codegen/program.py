@@ -64,6 +64,7 @@ class Program:
         self.filename = f"<ptx {kernel.name[:40]}>"
         self._code = _compiled(source, self.filename)
         self._functions: dict[int, Functions] = {}
+        self._free: dict[int, list[Storage]] = {}
 
     def functions(self, lanes: int) -> Functions:
         """The functions for registers of ``lanes`` elements, constants spread to that width."""
@@ -74,7 +75,21 @@ class Program:
 
     def storage(self, lanes: int) -> Storage | None:
         """Room for the registers of a group of warps; None where Python keeps them as arrays of its own."""
-        return None if self.vectors is None else Storage(self.vectors.layout, lanes)
+        if self.vectors is None:
+            return None
+        free = self._free.setdefault(lanes, [])
+        if free:
+            storage = free.pop()
+            storage.poison()
+            return storage
+        storage = Storage(self.vectors.layout, lanes)
+        touched = self.vectors.python
+        storage.views = [storage.register(r) if r in touched else None for r in self.registers]
+        return storage
+
+    def recycle(self, storage: Storage) -> None:
+        """Take back the room of warps that have ended."""
+        self._free[storage.lanes].append(storage)
 
     def instruction_at(self, line: int) -> Instruction | None:
         """The instruction that a line of the generated source executes."""
