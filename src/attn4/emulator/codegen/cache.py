@@ -1,11 +1,17 @@
-"""Compiled code kept on disk, in files that only their owner's processes load."""
+"""Compiled code kept on disk, in files that only their owner's processes load.
+
+Each begins with the digest of the rest: damaged code is not executed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 from pathlib import Path
+
+_DIGEST = 32
 
 
 def cache_folder() -> Path:
@@ -15,11 +21,13 @@ def cache_folder() -> Path:
 
 
 def kept(name: str) -> bytes | None:
-    """What was kept under a name; None if there is nothing, or another user wrote it."""
+    """What was kept under a name; None if there is nothing, it is damaged, or another user wrote it."""
     path = cache_folder() / name
     with contextlib.suppress(OSError):
         if path.stat().st_uid == os.getuid():
-            return path.read_bytes()
+            data = path.read_bytes()
+            if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
+                return data[_DIGEST:]
     return None
 
 
@@ -30,5 +38,5 @@ def keep(name: str, data: bytes) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, written = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.write(hashlib.sha256(data).digest() + data)
         Path(written).replace(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -12,12 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from attn4.emulator.codegen.cache import kept, keep
+from attn4.emulator.codegen.cache import keep, kept
 from attn4.emulator.vector.floating import FUNCTIONS
-
-_OFFSET_OF_LOOPS = 24
-_OFFSET_OF_DATA = 32
-_OFFSET_OF_TYPES = 48
 
 
 @cache
@@ -58,8 +53,6 @@ def compiled(text: str, names: list[str]) -> dict[str, Callable[[int], None]]:
 def _llvm() -> Any:
     import llvmlite.binding as binding
 
-    with contextlib.suppress(RuntimeError):
-        binding.initialize()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding
@@ -84,12 +77,26 @@ def _machine(*, fresh: bool = False) -> Any:
     return _made[0]
 
 
+class _Ufunc(ctypes.Structure):
+    """The beginning of numpy's public struct PyUFuncObject."""
+
+    _fields_ = (
+        ("references", ctypes.c_ssize_t),
+        ("type", ctypes.c_void_p),
+        ("nin", ctypes.c_int),
+        ("nout", ctypes.c_int),
+        ("nargs", ctypes.c_int),
+        ("identity", ctypes.c_int),
+        ("functions", ctypes.POINTER(ctypes.c_void_p)),
+        ("data", ctypes.POINTER(ctypes.c_void_p)),
+        ("ntypes", ctypes.c_int),
+    )
+
+
 def _double_loop(ufunc: np.ufunc) -> tuple[int, int]:
-    """Address and data of numpy's loop over float64 of a function of one argument (struct PyUFuncObject)."""
+    """Address and data of numpy's loop over float64 of a function of one argument."""
+    inside = _Ufunc.from_address(id(ufunc))
+    if (inside.nin, inside.nout, inside.ntypes) != (1, 1, ufunc.ntypes):
+        raise RuntimeError(f"numpy {np.__version__} keeps the loops of {ufunc.__name__} elsewhere")
     place = ufunc.types.index("d->d")
-    base = id(ufunc)
-    loops = ctypes.c_uint64.from_address(base + _OFFSET_OF_LOOPS + 8).value
-    data = ctypes.c_uint64.from_address(base + _OFFSET_OF_DATA + 8).value
-    function = ctypes.c_uint64.from_address(loops + 8 * place).value
-    extra = ctypes.c_uint64.from_address(data + 8 * place).value if data else 0
-    return function, extra
+    return inside.functions[place] or 0, (inside.data[place] or 0) if inside.data else 0

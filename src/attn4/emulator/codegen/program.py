@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import marshal
@@ -149,10 +148,10 @@ def _compiled(source: Source, filename: str) -> CodeType:
     text = source.text
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + filename.encode() + b"\0" + text.encode()).hexdigest()
     name = f"{key[:40]}.code"
-    with contextlib.suppress(ValueError, EOFError, TypeError):
-        code = marshal.loads(kept(name) or b"")
-        if isinstance(code, CodeType):
-            return code
+    known = kept(name)
+    if known is not None:
+        code: CodeType = marshal.loads(known)
+        return code
     code = compile(text, filename, "exec", optimize=2)
     keep(name, marshal.dumps(code))
     return code

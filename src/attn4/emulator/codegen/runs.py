@@ -1,7 +1,7 @@
 """Segments divided into runs of instructions that only compute, and the others between them.
 
-A run becomes one vector function. It stands as late as it can, before the first of the other instructions that
-needs something of it, so that runs are few and long.
+A run becomes one vector function. It stands as late as it can, before the first of the other instructions
+that needs something of it, so that runs are few and long.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _items(segment: Segment) -> Iterator[Item]:
 
 
 def stored(segments: tuple[Segment, ...], items: tuple[tuple[Item, ...], ...]) -> dict[Register, None]:
-    """Registers that need storage: all but those that a single run writes, unguarded, before it reads them."""
+    """Registers that need storage: all but those that one run alone touches, and writes before it reads."""
     homes: dict[Register, str] = {}
     outlive: dict[Register, None] = {}
     for segment, parts in zip(segments, items, strict=True):

@@ -1,4 +1,4 @@
-"""The text of one vector function: values of `LANES` lanes, and the ways in which their bits are looked at."""
+"""The text of one vector function: values of `LANES` lanes, and the ways to look at their bits."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ class Body:
             else:
                 kind = "float" if value.bits == 32 else "double"
                 real = self._canonical(value)
-                value.integer = self.line(
-                    f"bitcast <{LANES} x {kind}> {real} to <{LANES} x i{value.bits}>"
-                )
+                value.integer = self.line(f"bitcast <{LANES} x {kind}> {real} to <{LANES} x i{value.bits}>")
         return value.integer
 
     def real(self, value: Value) -> str:

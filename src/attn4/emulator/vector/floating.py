@@ -64,9 +64,8 @@ def _toward(body: Body, mode: str, a: str, b: str) -> str:
     else:
         wrong = down if mode == "rm" else up
         toward, away = ("1", "-1") if mode == "rm" else ("-1", "1")
-        step = body.line(
-            f"select {_BOOL} {negative}, <{LANES} x i32> splat (i32 {toward}), <{LANES} x i32> splat (i32 {away})"
-        )
+        words = f"<{LANES} x i32> splat (i32 {toward}), <{LANES} x i32> splat (i32 {away})"
+        step = body.line(f"select {_BOOL} {negative}, {words}")
     moved = body.line(f"add <{LANES} x i32> {bits}, {step}")
     chosen = body.line(f"select {_BOOL} {wrong}, <{LANES} x i32> {moved}, <{LANES} x i32> {bits}")
     result = body.line(f"bitcast <{LANES} x i32> {chosen} to {_FLOAT}")
@@ -236,7 +235,11 @@ def _rounded(body: Body, x: Value) -> Value:
 def one_bf16(body: Body, i: Instruction, a: Value, *_: Value) -> Results:
     """f32 to bf16, to nearest even, in a register of 16 bits."""
     operand = i.operands[0]
-    if i.modifiers != ("rn", "bf16", "f32") or not isinstance(operand, Register) or WIDTHS[operand.type] != 16:
+    if (
+        i.modifiers != ("rn", "bf16", "f32")
+        or not isinstance(operand, Register)
+        or WIDTHS[operand.type] != 16
+    ):
         return None
     upper = body.binary("lshr", _rounded(body, a), constant(16, 32))
     return body.resized(upper, 16, signed=False)

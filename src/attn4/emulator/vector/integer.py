@@ -1,4 +1,4 @@
-"""Integer arithmetic, logic, shifts and comparison; see ``isa.integer``, ``isa.logic`` and ``isa.compare``."""
+"""Integer arithmetic, logic, shifts and comparison; see ``isa.integer``, ``isa.logic``, ``isa.compare``."""
 
 from __future__ import annotations
 
@@ -106,19 +106,21 @@ def shift(body: Body, i: Instruction, a: Value, b: Value) -> Results:
         return body.binary(operation, a, constant(amount, bits))
     limit = constant(bits - 1, 32)
     inside = body.compare("ule", b, limit)
-    amount = body.choose(inside, b, limit)
-    if bits < 32:
-        amount = Value(bits, integer=body.convert("trunc", body.integer(amount), 32, bits))
-    elif bits > 32:
-        amount = body.resized(amount, bits, signed=False)
-    shifted = body.binary(operation, a, amount)
+    clamped = body.choose(inside, b, limit)
+    distance = body.resized(clamped, bits, signed=False)
+    shifted = body.binary(operation, a, distance)
     return shifted if arithmetic else body.choose(inside, shifted, constant(0, bits))
 
 
 @vector("lop3")
 def lop3(body: Body, i: Instruction, a: Value, b: Value, c: Value, table: Value, *rest: Value) -> Results:
-    """The bitwise function with a given truth table, as exclusive or of products; see ``isa.logic.lookup``."""
-    if i.modifiers != ("b32",) or rest or table.constant is None or isinstance(i.operands[0], PairDestination):
+    """The bitwise function with a truth table, as exclusive or of products; see ``isa.logic.lookup``."""
+    if (
+        i.modifiers != ("b32",)
+        or rest
+        or table.constant is None
+        or isinstance(i.operands[0], PairDestination)
+    ):
         return None
     terms = [table.constant >> n & 1 for n in range(8)]
     for step in (1, 2, 4):
@@ -175,7 +177,7 @@ def setp(body: Body, i: Instruction, a: Value, b: Value, *c: Value) -> Results:
 
 @vector("selp")
 def selp(body: Body, i: Instruction, a: Value, b: Value, c: Value) -> Results:
-    """a where the predicate holds, else b."""
+    """The first where the predicate holds, else the second."""
     if len(i.modifiers) != 1 or a.bits != b.bits or c.bits != 1:
         return None
     return body.choose(body.integer(c), a, b)
@@ -186,8 +188,8 @@ def bfe(body: Body, i: Instruction, a: Value, at: Value, length: Value) -> Resul
     """A bit field at constant places."""
     if not isinstance(i.operands[2], Immediate) or at.constant is None or length.constant is None:
         return None
-    start, count = (min(value.constant & 0xFF, a.bits) for value in (at, length) if value.constant is not None)
-    if not 0 < count or start + count > a.bits:
+    start, count = (min((value.constant or 0) & 0xFF, a.bits) for value in (at, length))
+    if count == 0 or start + count > a.bits:
         return None
     left = body.binary("shl", a, constant(a.bits - start - count, a.bits))
     return body.binary("ashr" if i.modifiers[0][0] == "s" else "lshr", left, constant(a.bits - count, a.bits))

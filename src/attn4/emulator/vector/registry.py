@@ -69,7 +69,14 @@ def known(operation: Operation) -> bool:
     if any(isinstance(operand, SpecialRegister) and operand.name in VARYING for operand in operation.sources):
         return False
     default = i.opcode not in APPROXIMATIONS or is_default(i.opcode)
-    key = (i.opcode, i.modifiers, default, *map(_kind, operation.destinations), None, *map(_kind, operation.sources))
+    key = (
+        i.opcode,
+        i.modifiers,
+        default,
+        *map(_kind, operation.destinations),
+        None,
+        *map(_kind, operation.sources),
+    )
     if key not in _known:
         widths = source_widths(operation)
         _known[key] = widths is not None and _tried(operation, widths)
