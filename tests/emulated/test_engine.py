@@ -1,9 +1,11 @@
 """Control flow, guards, schedules and special registers, in tiny PTX kernels under every schedule."""
 
 import numpy as np
+import pytest
 
+from attn4.emulator.codegen import machine_code
 from attn4.emulator.schedule import Random, RoundRobin
-from emulated.tiny import THREAD, kernel_text, run, words
+from emulated.tiny import SCHEDULES, THREAD, kernel_text, run, words
 
 
 def test_vector_add_leaves_threads_past_the_end_alone(schedule):
@@ -169,9 +171,29 @@ def test_generated_code_is_taken_from_disk_and_damaged_code_is_made_again(tmp_pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     out = words(64)
     run(kernel_text(DIVERGENT), [out], block=64)
-    (kept,) = (tmp_path / "attn4" / "emulator").iterdir()
+    kept = list((tmp_path / "attn4" / "emulator").iterdir())
     for damage in (lambda data: data, lambda data: data[: len(data) // 2], lambda data: b"nonsense"):
-        kept.write_bytes(damage(kept.read_bytes()))
+        for file in kept:
+            file.write_bytes(damage(file.read_bytes()))
         again = words(64)
         run(kernel_text(DIVERGENT), [again], block=64)
         assert (again == out).all()
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_vector_functions_change_neither_memory_nor_counts(schedule, monkeypatch):
+    outs, grids = [], []
+    for vectors in (True, False):
+        if not vectors:
+            monkeypatch.setattr(machine_code, "available", lambda: False)
+        elif not machine_code.available():
+            pytest.skip("llvmlite is not installed")
+        outs.append(words(192))
+        grids.append(
+            run(kernel_text(DIVERGENT), [outs[-1]], grid=3, block=64, schedule=SCHEDULES[schedule]())
+        )
+    assert (outs[0] == outs[1]).all()
+    assert grids[0].clock == grids[1].clock
+    assert grids[0].visits == grids[1].visits
+    assert grids[0].program.vectors is not None
+    assert grids[1].program.vectors is None

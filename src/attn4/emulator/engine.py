@@ -20,6 +20,7 @@ from attn4.emulator.state.barrier import whole_warps
 from attn4.emulator.state.registers import Lanes, poisoned
 
 if TYPE_CHECKING:
+    from attn4.emulator.codegen.layout import Storage
     from attn4.emulator.codegen.program import Program
     from attn4.emulator.grid import Grid
     from attn4.emulator.state.block import Block
@@ -84,14 +85,26 @@ class Warp:
     state: dict[Any, Any] = field(default_factory=dict)
     current: Path | None = None
     everyone: Mask | None = None
+    storage: Storage | None = None
+    context: int = 0
 
     def __post_init__(self) -> None:
         lanes = len(self.threads)
         count = self.block.threads[0] * self.block.threads[1] * self.block.threads[2]
-        self.registers = poisoned(self.program.registers, lanes)
+        self.storage = storage = self.program.storage(lanes)
+        self.registers = self._views(storage) if storage else poisoned(self.program.registers, lanes)
         self.alive = self.threads < count
         self.whole = b"\x01" * lanes
         self.paths = [Path(0, self.alive.copy(), None)]
+
+    def _views(self, storage: Storage) -> list[Any]:
+        """The registers that Python touches, as views of the storage; None for all others."""
+        self.context = storage.context
+        for kind, name in storage.layout.fixed:
+            value = {"b32": self.symbol_b32, "b64": self.symbol_b64}.get(kind)
+            found = self.special[name](self) if value is None else value[name]
+            storage.fixed((kind, name))[:] = found
+        return storage.views
 
     @property
     def machine(self) -> Grid:
@@ -157,6 +170,8 @@ class Warp:
         registers, mask, bits = self.registers, path.mask, path.bits
         segment = path.segment
         join = path.join.segment if path.join else NOWHERE
+        if self.storage is not None:
+            self.storage.active[:] = mask
         self.current = path
         self.everyone = mask if code is full else None
         path.waiting = ""

@@ -260,6 +260,8 @@ class Grid:
         block = warp.block
         block.warps.remove(warp)
         self.retired += 1
+        if warp.storage is not None:
+            self.program.recycle(warp.storage)
         cluster = block.cluster
         if not any(member.warps for member in cluster.blocks):
             for member in cluster.blocks:

@@ -146,7 +146,7 @@ class _Writer:
             case SpecialRegister():
                 return f"w.special[{operand.name!r}](w)"
             case Symbol():
-                return f"w.symbol_{'b32' if _is_narrow(operation) else 'b64'}[{operand.name!r}]"
+                return f"w.symbol_{'b32' if is_narrow(operation) else 'b64'}[{operand.name!r}]"
         raise UnsupportedInstruction(operation.instruction, f"operand {operand.text}")
 
     def _product(self, number: int, operation: Operation, results: str) -> None:
@@ -221,7 +221,7 @@ class _Writer:
         add(f" return w.diverge(m, g, {segment.target}, {segment.following}, {segment.join})")
 
 
-def _is_narrow(operation: Operation) -> bool:
+def is_narrow(operation: Operation) -> bool:
     """Whether a symbol stands as a 32-bit value: in mov, cvta and arithmetic on 32 bits."""
     i = operation.instruction
     return not operation.effect and bool(i.modifiers) and i.modifiers[-1] in ("b32", "u32", "s32")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import marshal
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import numpy as np
 
+from attn4.emulator.codegen import machine_code
+from attn4.emulator.codegen.cache import keep, kept
 from attn4.emulator.codegen.emit import Source, emit
+from attn4.emulator.codegen.layout import Storage
 from attn4.emulator.codegen.segments import Segment, cut, local_registers, numbered
+from attn4.emulator.codegen.vectors import Vectors, emit_python
 from attn4.emulator.isa.registry import BLOCKED
 from attn4.emulator.ptx.module import Instruction, Kernel, Register
 
@@ -45,21 +45,28 @@ class Program:
         In the order of a warp's list of registers.
     amounts
         What one visit of a segment adds to which class of a report, of those that were asked for.
+    vectors
+        How instructions that only compute are vector functions; None where all is Python.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, *, vectors: bool = False) -> None:
         self.kernel = kernel
         self.instructions: tuple[Instruction, ...] = tuple(kernel.instructions)
         self.segments: tuple[Segment, ...] = cut(kernel)
         self.sizes = [segment.size for segment in self.segments]
         places = numbered(kernel)
         self.registers: tuple[Register, ...] = tuple(places)
-        source = emit(self.segments, places, local_registers(self.segments))
+        self.vectors = Vectors.of(self.segments) if vectors else None
+        if self.vectors is None:
+            source = emit(self.segments, places, local_registers(self.segments))
+        else:
+            source = emit_python(self.vectors, places)
         self._lines = source.instructions
         self.filename = f"<ptx {kernel.name[:40]}>"
         self._code = _compiled(source, self.filename)
         self._functions: dict[int, Functions] = {}
         self.amounts: dict[int, Mapping[str, float]] = {}
+        self._free: dict[int, list[Storage]] = {}
 
     def functions(self, lanes: int) -> Functions:
         """The functions for registers of ``lanes`` elements, constants spread to that width."""
@@ -68,13 +75,38 @@ class Program:
             known = self._functions[lanes] = self._bound(lanes)
         return known
 
+    def storage(self, lanes: int) -> Storage | None:
+        """Room for the registers of a group of warps; None where Python keeps them as arrays of its own."""
+        if self.vectors is None:
+            return None
+        free = self._free.setdefault(lanes, [])
+        if free:
+            storage = free.pop()
+            storage.poison()
+            return storage
+        storage = Storage(self.vectors.layout, lanes)
+        touched = self.vectors.python
+        storage.views = [storage.register(r) if r in touched else None for r in self.registers]
+        return storage
+
+    def recycle(self, storage: Storage) -> None:
+        """Take back the room of warps that have ended."""
+        self._free[storage.lanes].append(storage)
+
     def instruction_at(self, line: int) -> Instruction | None:
         """The instruction that a line of the generated source executes."""
         number = self._lines[line - 1] if 0 < line <= len(self._lines) else -1
         return self.instructions[number] if number >= 0 else None
 
     def _bound(self, lanes: int) -> Functions:
-        names: dict[str, Any] = {"where": np.where, "ONE": b"\x01", "BLOCKED": BLOCKED}
+        names: dict[str, Any] = {
+            "where": np.where,
+            "copyto": np.copyto,
+            "ONE": b"\x01",
+            "BLOCKED": BLOCKED,
+        }
+        if self.vectors is not None:
+            names |= machine_code.compiled(self.vectors.llvm(lanes), [run.name for run in self.vectors.runs])
         for segment in self.segments:
             for number, operation in segment.operations:
                 names[f"f{number}"] = operation.function
@@ -88,41 +120,41 @@ class Program:
 
 
 _KEPT = 64
-_by_identity: dict[int, tuple[Kernel, Program]] = {}
+_by_identity: dict[tuple[int, bool], tuple[Kernel, Program]] = {}
 
 
-def program(kernel: Kernel) -> Program:
+def program(kernel: Kernel, *, vectors: bool = False) -> Program:
     """The program of a kernel record, made once as long as it is among the last used."""
-    entry = _by_identity.get(id(kernel))
+    key = (id(kernel), vectors)
+    entry = _by_identity.get(key)
     if entry is None or entry[0] is not kernel:
-        entry = _by_identity[id(kernel)] = (kernel, Program(kernel))
+        entry = _by_identity[key] = (kernel, Program(kernel, vectors=vectors))
         if len(_by_identity) > _KEPT:
             del _by_identity[next(iter(_by_identity))]
     return entry[1]
+
+
+def vectorised(kernel: Kernel) -> bool:
+    """Whether a kernel's computing instructions can run as vector functions here.
+
+    Not with wgmma, whose accumulators are moved about before they are filled, nor with registers of 128 bits.
+    """
+    return (
+        machine_code.available()
+        and all(register.type != "b128" for register in kernel.registers)
+        and all(i.opcode != "wgmma" for i in kernel.instructions)
+    )
 
 
 def _compiled(source: Source, filename: str) -> CodeType:
     """Compile generated source, or load what an earlier process compiled from the same text."""
     text = source.text
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + filename.encode() + b"\0" + text.encode()).hexdigest()
-    path = cache_folder() / f"{key[:40]}.code"
-    with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
-        if path.stat().st_uid != os.getuid():
-            raise OSError("code that another user wrote is not executed")
-        code = marshal.loads(path.read_bytes())
-        if isinstance(code, CodeType):
-            return code
+    name = f"{key[:40]}.code"
+    known = kept(name)
+    if known is not None:
+        code: CodeType = marshal.loads(known)
+        return code
     code = compile(text, filename, "exec", optimize=2)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(marshal.dumps(code))
-        Path(name).replace(path)
+    keep(name, marshal.dumps(code))
     return code
-
-
-def cache_folder() -> Path:
-    """Where compiled code is kept: ``attn4/emulator`` under the user's cache folder."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "attn4" / "emulator"

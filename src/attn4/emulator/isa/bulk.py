@@ -83,8 +83,10 @@ def _wait(warp: Warp, mask: Mask, pending: Lanes, read: bool) -> None:
     """PTX: "Wait until at most N of the most recent bulk async-groups are pending"; .read: until sources are
     read.
     """
-    for lane in np.flatnonzero(mask).tolist():
-        groups(warp, lane).wait(int(pending[lane]), read=read)
+    issued: dict[int, BulkGroups] = warp.state.get("bulk groups", {})
+    for lane, each in issued.items():
+        if mask[lane]:
+            each.wait(int(pending[lane]), read=read)
 
 
 class _Operands:
@@ -199,29 +201,37 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
         memory = warp.block.grid.memory
         counted = "bulk reduce bytes" if operation else "bulk store bytes"
         warp.block.grid.tally.add(warp, lane, counted, tensor.tile_bytes)
-        staged: list[SharedMemory] = []
+        staged: list[NDArray[np.uint8]] = []
 
         def read() -> None:
-            source = _own(warp, address)
-            copy = SharedMemory(len(source.bytes), source.rank)
-            copy.bytes[:] = source.bytes
-            if copy.written is not None and source.written is not None:
-                copy.written[:] = source.written
-            copy.on_unwritten = source.on_unwritten
-            staged.append(copy)
+            staged.append(bulk.fetch_tile(tensor, memory, _own(warp, address), address, at))
 
         def write() -> None:
             warp.block.grid.changes += 1
             if operation:
-                bulk.reduce_tile(tensor, memory, staged[0], address, at, operation)
+                bulk.combine_tile(tensor, memory, staged[0], at, operation)
             else:
-                bulk.store_tile(tensor, memory, staged[0], address, at)
+                bulk.put_tile(tensor, memory, staged[0], at)
 
         copy = Copy(f"a tensor store issued by {warp} at PTX line {i.line}", write, read)
         groups(warp, lane).open.append(copy)
         warp.block.grid.issue(copy)
 
-    return _by_lane(issue)
+    def run(warp: Warp, mask: Mask, *sources: Lanes) -> None:
+        lanes = np.flatnonzero(mask)
+        issue(warp, int(lanes[0]), sources)
+        rest = lanes[1:]
+        if not operation and rest.size and all((s[rest] == s[lanes[0]]).all() for s in sources):
+            # Stores of one tile to one place: the lanes wait for the same copy.
+            copy = groups(warp, int(lanes[0])).open[-1]
+            for lane in rest.tolist():
+                groups(warp, lane).open.append(copy)
+        else:
+            for lane in rest.tolist():
+                issue(warp, lane, sources)
+        warp.block.grid.changes += 1
+
+    return run
 
 
 def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:

@@ -46,6 +46,13 @@ APPROXIMATIONS: Final[dict[str, Approximation]] = {
 }
 """float32 -> float32, elementwise; subnormals are flushed, and NaN made canonical, by the definitions."""
 
+_DEFAULTS: Final = dict(APPROXIMATIONS)
+
+
+def is_default(name: str) -> bool:
+    """Whether `name` is still the function of this file, and not one put in its place by `record`."""
+    return APPROXIMATIONS[name] is _DEFAULTS[name]
+
 
 def record(name: str, function: Approximation) -> None:
     """Let instructions bound from now on use `function`, float32 -> float32 elementwise, for ex2, lg2, ...

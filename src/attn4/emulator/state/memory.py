@@ -173,6 +173,10 @@ class ByteMemory:
         if self._flags:
             self._chunk_flags[index] = _CHUNK_WRITTEN
 
+    def chunks_written(self, index: Array) -> bool:
+        """Whether all bytes of 16-byte chunks were written."""
+        return not self._flags or bool((self._chunk_flags.take(index) == _CHUNK_WRITTEN).all())
+
     def check_chunks(self, index: Array) -> None:
         """Report the unwritten bytes among 16-byte chunks, as ``check_written``."""
         if self.on_unwritten is None or not self._flags:

@@ -118,3 +118,6 @@ _CLOCKS: SpecialRegisters = {
     "%globaltimer_lo": lambda w: full(time.monotonic_ns(), "b32", w.lanes),
     "%globaltimer_hi": lambda w: full(time.monotonic_ns() >> 32, "b32", w.lanes),
 }
+
+VARYING = frozenset(_CLOCKS)
+"""Special registers that change while a warp runs; all others stay what they are."""

@@ -91,8 +91,24 @@ def store_tile(
     coordinates: Sequence[int],
 ) -> int:
     """Copy a tile from shared memory to the box at ``coordinates``, less what lies outside the tensor."""
+    tile = fetch_tile(tensor_map, memory, shared, address, coordinates)
+    return put_tile(tensor_map, memory, tile, coordinates)
+
+
+def fetch_tile(
+    tensor_map: TensorMap,
+    memory: GlobalMemory,
+    shared: SharedMemory,
+    address: int,
+    coordinates: Sequence[int],
+) -> Bytes:
+    """The bytes of a tile in shared memory, as ``gather_tile``; unwritten ones that are kept are reported."""
+    return _fetch_tile(tensor_map, shared, address, _window(tensor_map, memory, coordinates))
+
+
+def put_tile(tensor_map: TensorMap, memory: GlobalMemory, tile: Bytes, coordinates: Sequence[int]) -> int:
+    """Write a tile of ``fetch_tile`` to the box at ``coordinates``."""
     window = _window(tensor_map, memory, coordinates)
-    tile = _fetch_tile(tensor_map, shared, address, window)
     if window is not None:
         window.view(window.allocation.bytes)[...] = tile[window.slices]
         _mark_written(window)
@@ -108,9 +124,16 @@ def reduce_tile(
     operation: str,
 ) -> int:
     """Combine a tile of shared memory into the box at ``coordinates``; ``reductions`` has the operations."""
+    tile = fetch_tile(tensor_map, memory, shared, address, coordinates)
+    return combine_tile(tensor_map, memory, tile, coordinates, operation)
+
+
+def combine_tile(
+    tensor_map: TensorMap, memory: GlobalMemory, tile: Bytes, coordinates: Sequence[int], operation: str
+) -> int:
+    """Combine a tile of ``fetch_tile`` into the box at ``coordinates``."""
     combine = reduction(operation, tensor_map.element)
     window = _window(tensor_map, memory, coordinates)
-    tile = _fetch_tile(tensor_map, shared, address, window)
     if window is None:
         return tensor_map.tile_bytes
     if any(s == 0 and n > 1 for s, n in zip(window.strides, window.shape, strict=True)):
@@ -164,7 +187,7 @@ def tile_chunk_offsets(tensor_map: TensorMap, shared: SharedMemory, address: int
 def _fetch_tile(tensor_map: TensorMap, shared: SharedMemory, address: int, window: _Window | None) -> Bytes:
     """A tile of shared memory; reports the unwritten bytes among those that ``window`` keeps."""
     chunks = tile_chunk_offsets(tensor_map, shared, address)
-    if shared.on_unwritten is not None and window is not None:
+    if shared.on_unwritten is not None and window is not None and not shared.chunks_written(chunks):
         kept = (chunks[:, None] * 16 + np.arange(16)).reshape(_tile_shape(tensor_map))[window.slices]
         shared.check_written(kept.reshape(-1))
     return shared.chunks[chunks].view(np.uint8).reshape(_tile_shape(tensor_map))

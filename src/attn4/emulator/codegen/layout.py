@@ -1,0 +1,98 @@
+"""Where registers lie when vector functions work on them: one buffer for each group of warps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn4.emulator.isa.registry import WIDTHS
+from attn4.emulator.ptx.module import Register
+from attn4.emulator.state.registers import POISON, STORAGE, Lanes
+
+ALIGNMENT = 128
+
+Fixed = tuple[str, str]
+"""What never changes in a warp, by kind ("special", "b32" or "b64" for a symbol) and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Byte offsets for each lane of one: a register lies at ``offset * lanes``, its lanes next to each other.
+
+    The widest come first; from ``predicates`` on each lane takes one byte.
+    """
+
+    registers: dict[Register, int]
+    fixed: dict[Fixed, int]
+    types: dict[Fixed, str]
+    predicates: int
+    size: int
+
+    @classmethod
+    def of(cls, registers: Iterable[Register], fixed: dict[Fixed, str]) -> Layout:
+        """A place for each register, and for each fixed value of a storage type."""
+        wanted: list[tuple[str, Register | Fixed]] = [(r.type, r) for r in registers]
+        wanted += [(kind, name) for name, kind in fixed.items()]
+        wanted.sort(key=lambda item: -_size(item[0]))
+        places: dict[Register, int] = {}
+        others: dict[Fixed, int] = {}
+        at = predicates = 0
+        for kind, item in wanted:
+            if isinstance(item, Register):
+                places[item] = at
+            else:
+                others[item] = at
+            at += _size(kind)
+            predicates += _size(kind) if kind != "pred" else 0
+        return cls(places, others, dict(fixed), predicates, at)
+
+
+@dataclass(slots=True)
+class Storage:
+    """The buffer of one group of warps. ``context`` is the address of what vector functions are given: the
+    addresses of the registers and of the mask in use, ``active``. ``views`` are the registers that Python
+    touches, in the order of a warp's list; None stands for the others.
+    """
+
+    layout: Layout
+    lanes: int
+    active: NDArray[np.bool_] = field(init=False)
+    context: int = field(init=False)
+    views: list[Any] = field(default_factory=list)
+    _buffer: NDArray[np.uint8] = field(init=False)
+    _pointers: NDArray[np.uint64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = np.empty((self.layout.size + 1) * self.lanes + ALIGNMENT, np.uint8)
+        start = -whole.ctypes.data % ALIGNMENT
+        end = start + self.layout.size * self.lanes
+        self._buffer = whole[start:end]
+        self.poison()
+        self.active = whole[end : end + self.lanes].view(np.bool_)
+        self._pointers = np.array([self._buffer.ctypes.data, self.active.ctypes.data], np.uint64)
+        self.context = int(self._pointers.ctypes.data)
+
+    def poison(self) -> None:
+        """Make all registers what they are before anyone writes them."""
+        self._buffer[:] = POISON & 0xFF
+        self._buffer[self.layout.predicates * self.lanes :] = 1
+
+    def register(self, register: Register) -> Lanes:
+        """The lanes of a register."""
+        return self._view(self.layout.registers[register], register.type)
+
+    def fixed(self, name: Fixed) -> Lanes:
+        """The lanes of a fixed value."""
+        return self._view(self.layout.fixed[name], self.layout.types[name])
+
+    def _view(self, offset: int, kind: str) -> Lanes:
+        start = offset * self.lanes
+        return self._buffer[start : start + _size(kind) * self.lanes].view(STORAGE[kind])
+
+
+def _size(kind: str) -> int:
+    return max(WIDTHS[kind] // 8, 1)
