@@ -60,7 +60,6 @@ def starts(lens: tuple[int, ...]) -> list[int]:
 LENS_Q, LENS_K = (200, 1, 0, 260), (333, 70, 40, 260)
 
 
-
 def _blackwell(head_dim: int, **options: object) -> Problem:
     return Problem(arch="sm_100a", head_dim=head_dim, **options)  # type: ignore[arg-type]
 

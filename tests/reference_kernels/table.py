@@ -53,6 +53,5 @@ def table(schedule: str, seed: int) -> Iterator[str]:
             errors = found["relative_l2"]
             cells = [f"{errors[key]:.2e}" if key in errors else "" for key in ("out", "dq", "dk", "dv")]
             instructions = sum(count for _, count in found["kernels"])
-            yield (
-                f"| {suite} {name} | {' | '.join(cells)} | {found['lse_error']:.0e} | {instructions // 1000} k |"
-            )
+            cells += [f"{found['lse_error']:.0e}", f"{instructions // 1000} k"]
+            yield f"| {suite} {name} | {' | '.join(cells)} |"
