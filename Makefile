@@ -11,10 +11,10 @@ comma := ,
 GPU := $(if $(shell command -v nvidia-smi 2>/dev/null),$(comma)gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo doctor test test-all lint format types layers check clean
+.PHONY: help demo doctor test test-all test-reference lint format types layers check clean
 
 help:  ## show these lines
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 demo: $(VENV)/.demo  ## attention in a real small language model, by its own code and by attn4
 	$(BIN)/attn4 demo
@@ -27,6 +27,9 @@ test: $(VENV)/.dev  ## the fast selection
 
 test-all: $(VENV)/.dev  ## every test; those that need a GPU skip without one
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-reference: $(VENV)/.reference  ## kernels of flash-attn-4 on the emulator (installs it; about 15 minutes)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m reference
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -61,3 +64,8 @@ $(VENV)/.dev: $(RECIPE) | $(BIN)/python
 	@echo "installing attn4 for development (a few minutes the first time)"
 	$(PIP) -e '.[gpu,bench,demo,dev]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.reference: $(RECIPE) | $(VENV)/.dev
+	@echo "installing flash-attn-4 (about 1 GB with triton)"
+	$(PIP) -e '.[gpu,emulator,dev,reference]'
+	@touch $@

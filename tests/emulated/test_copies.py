@@ -1,6 +1,7 @@
 """Loads, stores, atomics, matrices and bulk copies, in tiny PTX kernels."""
 
 import numpy as np
+import pytest
 
 from attn4.emulator.grid import Limits
 from emulated.tiny import THREAD, kernel_text, run, words
@@ -159,3 +160,44 @@ WAIT:
     limits = Limits(idle_instructions=200_000)
     run(kernel_text(body), [out], grid=6, block=1024, sms=1, schedule=schedule, limits=limits)
     assert out[0] == 6
+
+
+SMALL_COPIES = (
+    THREAD
+    + """
+    mov.u32 %r10, memory;
+    add.u32 %r11, %r10, 128;
+    and.b32 %r12, %r0, 31;
+    shl.b32 %r13, %r12, 4;
+    add.u32 %r14, %r11, %r13;
+    setp.ne.b32 %p1, %r0, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r10], COUNT;
+READY:
+    bar.sync 0;
+    setp.lt.u32 %p2, %r0, 32;
+    @!%p2 bra WAIT;
+    cvt.u64.u32 %d3, %r13;
+    add.s64 %d4, %d0, %d3;
+    cp.async.cg.shared.global [%r14], [%d4], 16;
+    cp.async.mbarrier.arriveNOINC.shared.b64 [%r10];
+    mbarrier.arrive.shared.b64 _, [%r10];
+    ret;
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p3, [%r10], 0;
+    @!%p3 bra WAIT;
+    ld.shared.b32 %r15, [%r14];
+    ld.param.u64 %d5, [p1];
+    mul.wide.u32 %d6, %r12, 4;
+    add.s64 %d5, %d5, %d6;
+    st.global.b32 [%d5], %r15;
+    ret;"""
+)
+
+
+@pytest.mark.parametrize(("noinc", "count"), [(".noinc", 64), ("", 32)])
+def test_small_copies_arrive_at_a_barrier_which_counts_them_only_with_noinc(schedule, noinc, count):
+    body = SMALL_COPIES.replace("NOINC", noinc).replace("COUNT", str(count))
+    source, out = np.arange(128, dtype=np.uint32), words(32)
+    run(kernel_text(body, parameters=2, shared=1024), [source, out], block=64, schedule=schedule)
+    assert out.tolist() == list(range(0, 128, 4))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.isa.control import nothing
+from attn4.emulator.isa.mbarrier import copies_arrived
 from attn4.emulator.isa.memory import address_operand, displaced, generic, shared
 from attn4.emulator.isa.registry import Function, Modifiers, UnsupportedInstruction, effect, flatten
 from attn4.emulator.ptx.module import Address, Instruction
@@ -301,6 +302,8 @@ def _by_lane(issue: Callable[[Warp, int, tuple[Lanes, ...]], None]) -> Function:
 
 def _small(i: Instruction, modifiers: Modifiers) -> Function:
     """cp.async (non-bulk): copied at once; its groups therefore have nothing to wait for."""
+    if modifiers.flag("mbarrier"):
+        return copies_arrived(i, modifiers)
     if modifiers.flag("commit_group") or modifiers.flag("wait_all"):
         modifiers.done()
         return nothing

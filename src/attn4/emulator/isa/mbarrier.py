@@ -143,6 +143,30 @@ def _arrive(i: Instruction, locate: Any, *, expects: bool, drop: bool) -> Functi
     return run
 
 
+def copies_arrived(i: Instruction, modifiers: Modifiers) -> Function:
+    """PTX 9.7.13.15.15 cp.async.mbarrier.arrive: an "arrive-on operation" by each lane once its cp.async
+    copies are done, which they are here when they are issued.
+
+    "When .noinc modifier is not specified, the pending count of the mbarrier object is incremented by 1
+    prior to the asynchronous arrive-on operation": the two make no difference.
+    """
+    modifiers.one_of("arrive")
+    counted = modifiers.flag("noinc")
+    modifiers.one_of("shared", "shared::cta", default="shared")
+    modifiers.one_of("b64")
+    modifiers.done()
+    locate = displaced(address_operand(i, 0))
+
+    def run(warp: Warp, mask: Mask, base: Lanes) -> None:
+        for address, lanes in _each(mask, locate(base)):
+            barrier = warp.block.mbarrier(address)
+            if counted and barrier.arrive(int(lanes.sum()), warp):
+                warp.block.wake()
+        warp.block.grid.changes += 1
+
+    return run
+
+
 def _wait(locate: Any, *, parity: bool, blocks: bool) -> Function:
     """mbarrier.test_wait, .try_wait: whether the phase of ``state``, or the one of this parity, is complete.
 
