@@ -7,7 +7,11 @@ import tempfile
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from attn4.kernels.sm90.forward.kernel import DTYPES, Forward
+from attn4.kernels.shared.call import DTYPES
+from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
+from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
+
+FORWARD = {"sm_90a": HopperForward, "sm_100a": BlackwellForward, "sm_103a": BlackwellForward}
 
 STRIDE_DIVISIBILITY = 8
 """Strides in elements, so that rows of 16-bit elements begin at 16 bytes, as bulk copies need."""
@@ -35,10 +39,8 @@ def compile_plan(plan):
     (q, k, v, out, lse, softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q,
     seqused_k, counter, ctas), launching on the stream of the tensors' framework.
     """
-    if (plan.arch, plan.direction) != ("sm_90a", "forward"):
-        raise NotImplementedError(
-            f"no {plan.direction} kernel for {plan.arch} is built yet; the forward pass for sm_90a is"
-        )
+    if plan.direction != "forward":
+        raise NotImplementedError(f"no {plan.direction} kernel is built yet; the forward pass is")
     dtype = DTYPES[plan.dtype]
     lse = None
     if plan.lse:
@@ -51,7 +53,7 @@ def compile_plan(plan):
         )
     with tempfile.TemporaryDirectory() as dump:
         return cute.compile(
-            Forward(plan),
+            FORWARD[plan.arch](plan),
             fake_rows(dtype, plan.cu_seqlens_q),
             fake_rows(dtype, plan.cu_seqlens_k),
             fake_rows(dtype, plan.cu_seqlens_k),

@@ -103,6 +103,9 @@ class Plan:
     ``query_in_registers`` keeps Q there for a tile, so that its products read half as much shared memory.
     With ``late_release`` keys are released only after half of the exponentials: nothing but a data
     dependence keeps ptxas from moving the wait for the output product above all of them.
+
+    ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step hand
+    their probabilities over last: O += P V begins without them.
     """
 
     arch: str
@@ -128,6 +131,8 @@ class Plan:
     ping_pong: bool = True
     late_release: bool = False
     query_in_registers: bool = False
+    query_tiles: int = 1
+    late_keys: int = 0
     deterministic: bool = False
 
     def role(self, name: str) -> Role:
@@ -141,6 +146,11 @@ class Plan:
     def channel(self, name: str) -> Channel:
         """The channel of that name."""
         return next(channel for channel in self.channels if channel.name == name)
+
+    @property
+    def row_tile(self) -> int:
+        """Query rows of a tile of the tensor core."""
+        return self.tile_m // self.query_tiles
 
     @property
     def threads(self) -> int:

@@ -103,6 +103,8 @@ def forward(problem: Problem, machine: Machine, cta_group: int = 1) -> Plan:
         softmax=softmax(machine),
         cta_group=cta_group,
         pack_gqa=pack_gqa,
+        query_tiles=tiles,
+        late_keys=LAST_SPLIT,
         cu_seqlens_q=problem.cu_seqlens_q,
         cu_seqlens_k=problem.cu_seqlens_k,
         seqused_q=problem.seqused_q,
@@ -186,7 +188,8 @@ def shared_pieces(layout: Layout, machine: Machine, dynamic: bool) -> tuple[tupl
         out = Piece(name=out.name, shape=out.shape, dtype=out.dtype, stages=out.stages, borrows="query")
     small = [Piece(name=f"row_stats{i}", shape=(TILE_ROWS, 2), dtype="float32") for i in range(layout.tiles)]
     if dynamic:
-        small.append(Piece(name="tile", shape=(TILE_RECORD_WORDS,), dtype="int32", stages=2))
+        small.append(Piece(name="tile", shape=(TILE_RECORD_WORDS,), dtype="int32"))
+    small.append(Piece(name="tensor_address", shape=(4,), dtype="int32"))
     return (query, *ring, out, *small), borrowed
 
 
@@ -210,18 +213,16 @@ def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
 
 
 def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
-    """Two score tiles, P in the upper half of each, and an output for each query tile: 512 columns at most.
-
-    With one query tile the two score tiles belong to successive steps.
-    """
+    """A score tile, P in its upper half, and an output for each query tile: 512 columns at most."""
     tile, out = (TILE_ROWS, TILE_KEYS), (TILE_ROWS, layout.head_dim_v)
     half = TILE_KEYS // 2
-    scores = [Piece(name=f"scores{i}", shape=tile, dtype="float32") for i in range(2)]
+    tiles = range(layout.tiles)
+    scores = [Piece(name=f"scores{i}", shape=tile, dtype="float32") for i in tiles]
     probabilities = [
         Piece(name=f"probabilities{i}", shape=tile, dtype=layout.dtype, borrows=f"scores{i}", at=half)
-        for i in range(2)
+        for i in tiles
     ]
-    outputs = [Piece(name=f"output{i}", shape=out, dtype="float32") for i in range(layout.tiles)]
+    outputs = [Piece(name=f"output{i}", shape=out, dtype="float32") for i in tiles]
     return (*scores, *outputs, *probabilities)
 
 
@@ -242,8 +243,8 @@ def forward_channels(
         query,
         *(Channel(name, "tma", name, stages[name], "load", ("mma",), 1, 1, bytes_of[name]) for name in rings),
     ]
-    for i in range(2):
-        softmax_role = f"softmax{i if layout.tiles == 2 else 0}"
+    for i in range(layout.tiles):
+        softmax_role = f"softmax{i}"
         probabilities = f"probabilities{i}"
         channels += [
             Channel(f"scores{i}", "mma", f"scores{i}", 1, "mma", (softmax_role,), 1, 0),
@@ -254,11 +255,11 @@ def forward_channels(
         channels += [
             Channel(f"row_stats{i}", "thread", f"row_stats{i}", 1, f"softmax{i}", ("correction",), 4, 4),
             Channel(f"rescaled{i}", "thread", f"output{i}", 1, "correction", ("mma",), 4 * pair, 0),
-            Channel(f"output{i}", "mma", f"output{i}", 1, "mma", ("correction",), 1, 4 * pair),
+            Channel(f"output{i}", "mma", f"output{i}", 1, "mma", ("correction",), 1, 0),
         ]
     channels.append(Channel("out", "thread", "out", layout.tiles, "correction", ("store",), 4, 1))
     if dynamic:
         listeners = (*(f"softmax{i}" for i in range(layout.tiles)), "correction", "mma", "store", "load")
         warps = 4 * (layout.tiles + 1) + 3
-        channels.append(Channel("tile", "thread", "tile", 2, "schedule", listeners, 1, warps))
+        channels.append(Channel("tile", "thread", "tile", 1, "schedule", listeners, 1, warps))
     return tuple(channels)

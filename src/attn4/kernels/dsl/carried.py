@@ -30,6 +30,23 @@ class Carried:
         return rebuilt
 
 
+class Bundle(Carried):
+    """Named ends of channels that a role passes on together; ``name0``, ``name1`` belong to numbered tiles."""
+
+    def __init__(self, **ends):
+        self.carried = tuple(ends)
+        for name, end in ends.items():
+            setattr(self, name, end)
+
+    def of(self, name: str, tile: int):
+        """The end called ``name`` of a query tile."""
+        return getattr(self, f"{name}{tile}")
+
+    def ring(self, name: str):
+        """The end of the ring of ``name``, "key" or "value", which may share one."""
+        return getattr(self, name if hasattr(self, name) else "key_value")
+
+
 class Fixed:
     """Base of objects that device loops and branches use but never change."""
 

@@ -6,11 +6,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from attn4.kernels.dsl import tcgen05
 from attn4.kernels.dsl.carried import Carried, Fixed
 
 
 class Ring(Fixed):
-    """The barriers of one channel: ``stages`` full ones, then as many empty ones, from ``barriers`` on."""
+    """The barriers of one channel: ``stages`` full ones from ``barriers`` on, then as many empty ones.
+
+    A channel without empty arrivals has no empty barriers: its slot comes back with another channel.
+    """
 
     def __init__(self, channel, barriers):
         self.channel = channel
@@ -21,7 +25,8 @@ class Ring(Fixed):
         stages = self.channel.stages
         for stage in range(stages):
             cute.arch.mbarrier_init(self.barriers + stage, self.channel.full_arrivals)
-            cute.arch.mbarrier_init(self.barriers + stages + stage, self.channel.empty_arrivals)
+            if self.channel.empty_arrivals:
+                cute.arch.mbarrier_init(self.barriers + stages + stage, self.channel.empty_arrivals)
 
     def full(self, index):
         """The barrier that says slot ``index`` holds data."""
@@ -82,6 +87,12 @@ class Producer(End):
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.barrier)
 
+    @cute.jit
+    def commit(self):
+        """Hand over a slot when the products that this warp has issued are complete."""
+        with cute.arch.elect_one():
+            tcgen05.commit(self.barrier)
+
 
 class Consumer(End):
     """The side that reads slots."""
@@ -96,6 +107,18 @@ class Consumer(End):
         """This warp has read the slot; not before ``after``, a zero, is known."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.ring.empty(self.index) + after)
+
+    @cute.jit
+    def arrive_together(self):
+        """All lanes of this warp have read the slot."""
+        cute.arch.sync_warp()
+        self.arrive()
+
+    @cute.jit
+    def release(self, slot):
+        """Give ``slot`` back when the products that this warp has issued are complete."""
+        with cute.arch.elect_one():
+            tcgen05.commit(self.ring.empty(slot))
 
 
 class Turn(Fixed):

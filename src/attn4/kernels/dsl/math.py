@@ -41,11 +41,29 @@ def exp2_fma(x):
     power = Float32(EXP2_COEFFICIENTS[-1])
     for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):
         power = power * fraction + coefficient
+    return scale_by_power(power, shifted)
+
+
+def exp2_fma_pair(x):
+    """`exp2_fma` of two values at once, in packed instructions."""
+    clamped = tuple(cute.arch.fmax(value, Float32(-127.0)) for value in x)
+    rounder = (Float32(ROUND_TO_INTEGER),) * 2
+    shifted = cute.arch.add_packed_f32x2(clamped, rounder, rnd="rm", ftz=True)
+    floor = cute.arch.sub_packed_f32x2(shifted, rounder, ftz=True)
+    fraction = cute.arch.sub_packed_f32x2(clamped, floor, ftz=True)
+    power = (Float32(EXP2_COEFFICIENTS[-1]),) * 2
+    for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):
+        power = cute.arch.fma_packed_f32x2(power, fraction, (Float32(coefficient),) * 2, ftz=True)
+    return tuple(scale_by_power(value, exponent) for value, exponent in zip(power, shifted, strict=True))
+
+
+def scale_by_power(value, shifted):
+    """``value`` times 2^n, n in the low mantissa bits of ``shifted``: an integer add, which no FMA unit does."""
     return cute.arch.inline_ptx(
         "{ .reg .b32 e, p; mov.b32 e, {$r0}; shl.b32 e, e, 23; mov.b32 p, {$r1}; "
         "add.s32 p, p, e; mov.b32 {$w0}, p; }",
         write_only_types=[Float32],
-        read_only_args=[shifted, power],
+        read_only_args=[shifted, value],
     )
 
 

@@ -39,6 +39,11 @@ class Arena(Fixed):
             self.pointer(name, cutlass.Int32), cute.make_layout(self.plan.buffer(name).shape[0])
         )
 
+    def rows(self, name: str, dtype):
+        """The buffer ``name`` as a (rows, columns) tensor without a swizzle."""
+        shape = self.plan.buffer(name).shape
+        return cute.make_tensor(self.pointer(name, dtype), cute.make_layout(shape, stride=(shape[1], 1)))
+
     def tile(self, name: str, layout, dtype):
         """The buffer ``name`` as a tensor with the swizzle of ``layout`` moved into its pointer."""
         buffer = self.plan.buffer(name)
@@ -53,7 +58,7 @@ class Arena(Fixed):
         for channel in self.plan.channels:
             if channel.kind != "named":
                 rings[channel.name] = Ring(channel, pointer)
-                pointer = pointer + 2 * channel.stages
+                pointer = pointer + channel.stages * (1 + (channel.empty_arrivals > 0))
         return rings
 
 

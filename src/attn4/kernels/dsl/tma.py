@@ -68,21 +68,28 @@ class RowTiles(Fixed):
         )
         return source, destination
 
+    def store(self, tiles, index, slot):
+        """Start the copy of ``slot`` to tile ``index``, less what leaves the sequence."""
+        target, source = tiles
+        cute.copy(self.atom, source[None, slot], target[None, index])
+
     def copy(self, tiles, index, slot, barrier):
         """Start the copy of tile ``index`` into ``slot``; its bytes are reported on ``barrier``."""
         source, destination = tiles
         cute.copy(self.atom, source[None, index], destination[None, slot], tma_bar_ptr=barrier)
 
 
-def load_atom(tensor, layout, tile):
+LOAD = cpasync.CopyBulkTensorTileG2SOp
+STORE = cpasync.CopyBulkTensorTileS2GOp
+
+
+def copy_atom(tensor, layout, tile, direction=LOAD):
     """A copy atom for tiles of ``tensor`` and the coordinate tensor that goes with it."""
-    return cpasync.make_tiled_tma_atom(
-        cpasync.CopyBulkTensorTileG2SOp(), tensor, cute.select(layout, mode=[0, 1]), tile
-    )
+    return cpasync.make_tiled_tma_atom(direction(), tensor, cute.select(layout, mode=[0, 1]), tile)
 
 
-def packed_load_atom(tensor, layout, tile, pack: int):
-    """As ``load_atom`` for tiles whose rows are ``pack`` heads of each position, heads first.
+def packed_copy_atom(tensor, layout, tile, pack: int, direction=LOAD):
+    """As ``copy_atom`` for tiles whose rows are ``pack`` heads of each position, heads first.
 
     Heads and rows are one mode for the copy; the coordinates returned are ((pack, rows), dim, groups, batch).
     """
@@ -91,8 +98,8 @@ def packed_load_atom(tensor, layout, tile, pack: int):
     joint = cute.make_layout(
         ((heads, rows), dim, batch), stride=((head_stride, row_stride), dim_stride, batch_stride)
     )
-    atom, joint_rows = load_atom(
-        cute.make_tensor(tensor.iterator, joint), layout, ((pack, tile[0] // pack), tile[1])
+    atom, joint_rows = copy_atom(
+        cute.make_tensor(tensor.iterator, joint), layout, ((pack, tile[0] // pack), tile[1]), direction
     )
     (head_step, row_step), dim_step, batch_step = joint_rows.stride
     split = cute.make_layout(

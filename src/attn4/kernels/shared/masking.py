@@ -31,3 +31,19 @@ def apply_mask(scores, bounds: cutlass.Constexpr, tile, rows, block: Int32):
             if cutlass.const_expr(bounds.kind == "window"):
                 visible = visible and column >= begin
             by_row[half, i] = by_row[half, i] if visible else -Float32.inf
+
+
+@cute.jit
+def mask_row(scores, bounds: cutlass.Constexpr, tile, row, block: Int32):
+    """Mask the scores of key block ``block`` in a thread that holds all of ``row``, a row of the row block."""
+    position = bounds.position_in(tile, row)
+    end = bounds.end_key(position, tile) - block * bounds.tile_n
+    end = end if position < tile.q_len else Int32(0)
+    begin = Int32(0)
+    if cutlass.const_expr(bounds.kind == "window"):
+        begin = bounds.begin_key(position, tile) - block * bounds.tile_n
+    for column in cutlass.range_constexpr(cute.size(scores)):
+        visible = column < end
+        if cutlass.const_expr(bounds.kind == "window"):
+            visible = visible and column >= begin
+        scores[column] = scores[column] if visible else -Float32.inf

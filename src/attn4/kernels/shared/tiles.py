@@ -68,6 +68,16 @@ class Bounds:
         """The query position of row ``row`` of ``tile``."""
         return self.position(tile.row_block * self.tile_m + row)
 
+    @cute.jit
+    def place(self, tile, row):
+        """Position and query head of row ``row`` of ``tile``."""
+        row = tile.row_block * self.tile_m + row
+        position = self.position(row)
+        head = tile.head
+        if cutlass.const_expr(self.pack > 1):
+            head = tile.head * self.pack + row - position * self.pack
+        return position, head
+
     def end_key(self, position, tile):
         """One past the last key that the query at ``position`` sees."""
         diagonal = position + tile.k_len - tile.q_len + 1

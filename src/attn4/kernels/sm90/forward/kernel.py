@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32, Int32
+from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, mma, tma
 from attn4.kernels.dsl.channel import Consumer, Producer, Turn
 from attn4.kernels.dsl.smem import Arena, row_major_layout, transposed
+from attn4.kernels.shared.call import DTYPES, Outputs, Scalars
 from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
 from attn4.kernels.shared.softmax import OnlineSoftmax
 from attn4.kernels.shared.tiles import Bounds
@@ -19,7 +20,6 @@ from attn4.kernels.sm90.forward.load import load
 from attn4.kernels.sm90.forward.operands import GROUP_THREADS, Operands
 from attn4.kernels.sm90.forward.store import ExchangedStore, StagedStore
 
-DTYPES = {"bfloat16": BFloat16, "float16": Float16}
 TILES = ("query", "key", "value")
 
 
@@ -33,24 +33,6 @@ class Copies:
     key_rows: cute.Tensor
     value: cute.CopyAtom
     value_rows: cute.Tensor
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Where results go; ``lse`` is None in a kernel without it."""
-
-    out: cute.Tensor
-    lse: cute.Tensor | None
-    counter: cute.Tensor | None
-
-
-@dataclass(frozen=True)
-class Scalars:
-    """Numbers of a call: score scale in log2 units and the window's bounds."""
-
-    scale_log2: Float32
-    window_left: Int32
-    window_right: Int32
 
 
 @dataclass(frozen=True)
@@ -86,8 +68,8 @@ class Forward:
         """The copy of query tiles, of one head or of a whole group."""
         shape = self.plan.buffer("query").shape
         if self.plan.pack_gqa > 1:
-            return tma.packed_load_atom(query, self.layout("query"), shape, self.plan.pack_gqa)
-        return tma.load_atom(query, self.layout("query"), shape)
+            return tma.packed_copy_atom(query, self.layout("query"), shape, self.plan.pack_gqa)
+        return tma.copy_atom(query, self.layout("query"), shape)
 
     def row_tiles(self, arena, copies):
         """The copies of Q, K and V into their slots."""
@@ -165,8 +147,8 @@ class Forward:
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)
         copies = Copies(
             *self.query_atom(query),
-            *tma.load_atom(key, self.layout("key"), plan.buffer("key").shape),
-            *tma.load_atom(value, self.layout("value"), plan.buffer("value").shape),
+            *tma.copy_atom(key, self.layout("key"), plan.buffer("key").shape),
+            *tma.copy_atom(value, self.layout("value"), plan.buffer("value").shape),
         )
         scalars = Scalars(softmax_scale * math.LOG2_E, window_left, window_right)
         self.kernel(copies, Outputs(out, lse, counter), lengths, scalars).launch(

@@ -33,16 +33,6 @@ class Store(Fixed):
             cute.nvgpu.CopyUniversalOp(), self.out.element_type, num_bits_per_copy=PIECE * 16
         )
 
-    @cute.jit
-    def place(self, tile, row):
-        """Position and query head of a row of the tile."""
-        row = tile.row_block * self.plan.tile_m + row
-        position = self.bounds.position(row)
-        head = tile.head
-        if cutlass.const_expr(self.plan.pack_gqa > 1):
-            head = tile.head * self.plan.pack_gqa + row - position * self.plan.pack_gqa
-        return position, head
-
     def out_row(self, tile, position, head):
         """The row of the output tensor."""
         if self.plan.cu_seqlens_q:
@@ -54,7 +44,7 @@ class Store(Fixed):
         """Write the LSE of this thread's two rows; one lane of each quad does."""
         if cutlass.const_expr(self.lse is not None):
             for half in cutlass.range_constexpr(2):
-                position, head = self.place(tile, rows[half])
+                position, head = self.bounds.place(tile, rows[half])
                 if position < tile.q_rows and cute.arch.lane_idx() % QUAD == 0:
                     if cutlass.const_expr(self.plan.cu_seqlens_q):
                         self.lse[head, tile.q_begin + position] = lse[half]
@@ -101,7 +91,7 @@ class StagedStore(Store):
             row = first_row + step * rows_at_once + cutlass.min(lane_row, rows_at_once - 1)
             cute.copy(self.atom, staged[(0, None), (row, piece)], held[None, step])
         for step in cutlass.range_constexpr(steps):
-            position, head = self.place(tile, first_row + step * rows_at_once + lane_row)
+            position, head = self.bounds.place(tile, first_row + step * rows_at_once + lane_row)
             target = self.out_row(tile, position, head)
             column = piece * PIECE
             if position < tile.q_rows and column < cute.size(target) and lane_row < rows_at_once:
@@ -124,7 +114,7 @@ class ExchangedStore(Store):
 
     @cute.jit
     def _store_row(self, tile, row, words):
-        position, head = self.place(tile, row)
+        position, head = self.bounds.place(tile, row)
         target = self.out_row(tile, position, head)
         lane = cute.arch.lane_idx() % QUAD
         held = cute.make_rmem_tensor(QUAD, Int32)

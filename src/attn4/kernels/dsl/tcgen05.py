@@ -1,0 +1,46 @@
+"""Matrix products of Blackwell's tensor core (tcgen05), accumulated in tensor memory and issued by one thread.
+
+A product of M = 128 rows keeps row i of its accumulator in lane i and column j in column j; operand A in
+tensor memory holds two 16-bit elements a column. Products of one thread execute in the order of issue.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass.cute.nvgpu import tcgen05
+from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
+
+K_MAJOR = tcgen05.OperandMajorMode.K
+MN_MAJOR = tcgen05.OperandMajorMode.MN
+SHARED = tcgen05.OperandSource.SMEM
+TENSOR = tcgen05.OperandSource.TMEM
+GROUPS = {1: tcgen05.CtaGroup.ONE, 2: tcgen05.CtaGroup.TWO}
+
+STEP = 16
+"""Elements of the inner dimension that one instruction takes."""
+
+
+def tiled_product(dtype, shape, b_major, a_source, cta_group: int = 1):
+    """A product of ``shape`` (rows, columns), the rows shared by the CTAs of the group."""
+    return make_trivial_tiled_mma(
+        dtype, dtype, K_MAJOR, b_major, Float32, GROUPS[cta_group], shape, a_source
+    )
+
+
+@cute.jit
+def issue(tiled_mma, acc, operands, steps: cutlass.Constexpr, accumulate):
+    """Start ``acc (+)= a b`` over the ``steps`` of the inner dimension; without ``accumulate`` the first of all
+    overwrites ``acc``.
+    """
+    a, b = operands
+    atom = cute.make_mma_atom(tiled_mma.op)
+    for k in cutlass.range_constexpr(*steps):
+        atom.set(tcgen05.Field.ACCUMULATE, accumulate if cutlass.const_expr(k == 0) else True)
+        cute.gemm(atom, acc, a[None, None, k], b[None, None, k], acc)
+
+
+def commit(barrier, cta_group: int = 1):
+    """Arrive at ``barrier`` when all products that this thread has issued are complete."""
+    tcgen05.commit(barrier, None, GROUPS[cta_group])

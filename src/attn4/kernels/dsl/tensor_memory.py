@@ -1,0 +1,109 @@
+"""Tensor memory as the plan lays it out, and how threads read and write rows of it.
+
+A CTA has 128 lanes of 512 columns of 32 bits. Thread t of a warpgroup reaches the lanes of its warp, and moves
+consecutive columns of lane t (PTX ISA, tcgen05.ld and tcgen05.st, shape .32x32b).
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir.dialects import nvvm
+from cutlass.cute.nvgpu import tcgen05
+from cutlass.cutlass_dsl import dsl_user_op
+
+from attn4.kernels.dsl.carried import Fixed
+
+LANES = 128
+COLUMNS = 512
+LANE_STRIDE = 1 << 16
+"""An address is lane << 16 | column."""
+
+
+class TensorArena(Fixed):
+    """The tensor memory of a CTA, cut up by ``plan.buffers``. ``address`` is a word of shared memory."""
+
+    def __init__(self, plan, address):
+        self.plan = plan
+        self.address = address
+        self.base = None
+
+    def allocate(self):
+        """Take all columns; by one warp, before ``open``."""
+        cute.arch.alloc_tmem(COLUMNS, self.address)
+
+    def open(self):
+        """Learn where the columns are; by every thread, after a barrier behind ``allocate``."""
+        self.base = cute.arch.retrieve_tmem_ptr(Float32, 16, self.address)
+
+    def free(self):
+        """Give the columns back; by the warp that took them, when nothing uses them any more."""
+        cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.dealloc_tmem(self.base, COLUMNS)
+
+    def pointer(self, name: str):
+        """Start of the buffer ``name``."""
+        return self.base + self.plan.buffer(name).offset
+
+    def columns(self, name: str):
+        """The buffer ``name`` as (lanes, columns) of 32 bits."""
+        layout = cute.make_layout((LANES, self.plan.buffer(name).size), stride=(LANE_STRIDE, 1))
+        return cute.make_tensor(self.pointer(name), layout)
+
+    def accumulator(self, name: str, tiled_mma):
+        """The buffer ``name`` as the accumulator of a product."""
+        shape = self.plan.buffer(name).shape
+        fragment = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C(shape))
+        return cute.make_tensor(self.pointer(name), fragment.layout)
+
+    def operand(self, name: str, tiled_mma, dtype):
+        """The buffer ``name`` as operand A of a product."""
+        shape = self.plan.buffer(name).shape
+        fragment = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A(shape))
+        return cute.make_tensor(cute.recast_ptr(self.pointer(name), dtype=dtype), fragment.layout)
+
+
+def load(columns, first: int, registers, thread):
+    """Start to read consecutive columns from ``first`` on of this thread's lane into float32 ``registers``."""
+    _move(tcgen05.copy.Ld32x32bOp, columns, first, registers, thread)
+
+
+def store(registers, columns, first: int, thread):
+    """Start to write float32 ``registers`` to consecutive columns from ``first`` on of this thread's lane."""
+    _move(tcgen05.copy.St32x32bOp, columns, first, registers, thread)
+
+
+def _move(operation, columns, first: int, registers, thread):
+    count = cute.size(registers)
+    atom = cute.make_copy_atom(operation(tcgen05.copy.Repetition(count)), Float32)
+    tile = cute.make_tensor(
+        columns.iterator + first, cute.make_layout((LANES, count), stride=(LANE_STRIDE, 1))
+    )
+    tiled = tcgen05.make_tmem_copy(atom, tile)
+    mine = tiled.get_slice(thread)
+    if operation is tcgen05.copy.Ld32x32bOp:
+        source = mine.partition_S(tile)
+        cute.copy(tiled, source, cute.make_tensor(registers.iterator, mine.partition_D(tile).shape))
+    else:
+        target = mine.partition_D(tile)
+        cute.copy(tiled, cute.make_tensor(registers.iterator, mine.partition_S(tile).shape), target)
+
+
+wait_loads = cute.arch.fence_view_async_tmem_load
+"""Wait for what this warp reads; its registers are not to be touched before."""
+
+wait_stores = cute.arch.fence_view_async_tmem_store
+"""Wait for what this warp writes."""
+
+
+@dsl_user_op
+def before_arrive(*, loc=None, ip=None):
+    """Order this thread's accesses to tensor memory before an arrival that follows."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def after_wait(*, loc=None, ip=None):
+    """Order this thread's accesses to tensor memory after a wait that precedes."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc, ip=ip)

@@ -1,0 +1,1 @@
+"""The forward pass on Blackwell, a file a role."""

@@ -1,0 +1,46 @@
+"""The loading role: Q, K and V of each tile from global to shared memory."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from attn4.kernels.shared.tiles import END_OF_WORK
+from attn4.kernels.sm100.forward.tiles import next_tile
+
+
+@cute.jit
+def load(stream, group: Int32, row_tiles, ends):
+    """Follow the tiles; each key block comes before the value block of the step before, as products take them."""
+    plan = stream.plan
+    query, key, value = row_tiles
+    stream, tile = next_tile(stream)
+    while tile.row_block != END_OF_WORK:
+        if tile.n_begin < tile.n_end:
+            kv_head = tile.head // group
+            keys = key.of_sequence(kv_head, tile.batch, tile.k_begin, tile.k_len)
+            values = value.of_sequence(kv_head, tile.batch, tile.k_begin, tile.k_len)
+            queries = query.of_sequence(tile.head, tile.batch, tile.q_begin, tile.q_rows)
+            last = tile.n_end - 1
+            first_row_tile = tile.row_block * plan.query_tiles
+            ends = send(ends, "query", query, queries, first_row_tile)
+            ends = send(ends, "key", key, keys, last)
+            if cutlass.const_expr(plan.query_tiles == 2):
+                ends = send(ends, "query", query, queries, first_row_tile + 1)
+            for step in cutlass.range(last - tile.n_begin, unroll=1):
+                ends = send(ends, "value", value, values, last - step)
+                ends = send(ends, "key", key, keys, last - 1 - step)
+            ends = send(ends, "value", value, values, tile.n_begin)
+        stream, tile = next_tile(stream)
+
+
+@cute.jit
+def send(ends, name: cutlass.Constexpr, rows, tiles, index: Int32):
+    """Copy tile ``index`` of a sequence into the next free slot of the ring of ``name``."""
+    producer = ends.ring(name)
+    slot = producer.acquire()
+    producer.expect()
+    rows.copy(tiles, index, slot, producer.barrier)
+    producer.advance()
+    return ends

@@ -1,0 +1,185 @@
+"""The softmax role of one query tile: a thread a row, scores in and probabilities out through tensor memory.
+
+The probabilities of a step lie in the columns of its scores, which are all read before. Nothing waits for the output:
+a maximum that grew is left to the correction warpgroup, which gets the factor through shared memory.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from attn4.kernels.dsl import math, tensor_memory
+from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.shared.masking import mask_row
+from attn4.kernels.shared.softmax import choose_scale, known
+from attn4.kernels.shared.tiles import END_OF_WORK
+from attn4.kernels.sm100.forward.tiles import next_tile
+
+PIECE = 32
+"""Scores that are exponentiated, rounded and stored together."""
+
+
+class RowSoftmax(Fixed):
+    """The statistics of a thread's row, and where the query tile's scores, probabilities and factors lie.
+
+    ``row_max`` is in units of the raw scores and lags behind the true maximum by at most ``rescale_threshold`` in
+    log2 units; ``row_sum`` is the sum of 2^((score - row_max) * scale). ``row_stats`` (rows, 2) is shared memory: the
+    factor of the output in column 0, and after the last step the sum in column 0 and the maximum in column 1.
+    """
+
+    def __init__(self, plan, bounds, scale_log2, index: int, memory, thread):
+        self.plan = plan
+        self.bounds = bounds
+        self.scale_log2 = scale_log2
+        self.index = index
+        tensor, self.row_stats = memory
+        self.score_columns = tensor.columns(f"scores{index}")
+        self.probability_columns = tensor.columns(f"probabilities{index}")
+        self.thread = thread
+        self.row = thread + index * plan.row_tile
+        self.row_max = cute.make_rmem_tensor(1, Float32)
+        self.row_sum = cute.make_rmem_tensor(1, Float32)
+        self.scale = cute.make_rmem_tensor(1, Float32)
+
+    def load_scores(self):
+        """This thread's row of scores, in registers."""
+        scores = cute.make_rmem_tensor(self.plan.tile_n, Float32)
+        for first in range(0, self.plan.tile_n, PIECE):
+            piece = cute.make_tensor(scores.iterator + first, cute.make_layout(PIECE))
+            tensor_memory.load(self.score_columns, first, piece, self.thread)
+        tensor_memory.wait_loads()
+        return scores
+
+    @cute.jit
+    def raise_max(self, scores, first: cutlass.Constexpr[bool], masked: cutlass.Constexpr[bool]):
+        """Fold the maximum of ``scores`` in; returns the factor of what was summed before."""
+        factor = Float32(1.0)
+        if cutlass.const_expr(first):
+            self.row_max[0] = math.reduce_columns(scores, cute.arch.fmax, scores[0])
+            self.scale[0] = choose_scale(self.row_max[0], self.scale_log2)
+            self.row_sum[0] = Float32(0.0)
+        else:
+            old = self.row_max[0]
+            new = math.reduce_columns(scores, cute.arch.fmax, old)
+            distance = (old - known(new, masked)) * self.scale[0]
+            if cutlass.const_expr(self.plan.softmax.rescale_threshold > 0):
+                stays = distance >= -self.plan.softmax.rescale_threshold
+                new = old if stays else new
+                distance = Float32(0.0) if stays else distance
+            factor = cute.math.exp2(distance, fastmath=True)
+            self.row_max[0] = new
+            self.row_sum[0] = self.row_sum[0] * factor
+        return factor
+
+    @cute.jit
+    def exponentiate(self, scores, first: cutlass.Constexpr[int], masked: cutlass.Constexpr[bool]):
+        """Turn ``PIECE`` scores from ``first`` on into probabilities, in place and rounded in tensor memory."""
+        scale, offset = self.scale[0], -(known(self.row_max[0], masked) * self.scale[0])
+        words = cute.make_rmem_tensor(PIECE // 2, Int32)
+        every = self.plan.softmax.fma_exp_every
+        for pair in cutlass.range_constexpr(PIECE // 2):
+            column = first + 2 * pair
+            x = cute.arch.fma_packed_f32x2(
+                (scores[column], scores[column + 1]), (scale, scale), (offset, offset), ftz=True
+            )
+            # A masked score must give an exact zero, which the polynomial does not.
+            if cutlass.const_expr(every and not masked and pair % every == every - 1):
+                x = math.exp2_fma_pair(x)
+            else:
+                x = tuple(cute.math.exp2(value, fastmath=True) for value in x)
+            scores[column], scores[column + 1] = x
+            words[pair] = math.pack(x[0], x[1], self.dtype)
+        stored = cute.recast_tensor(words, Float32)
+        tensor_memory.store(stored, self.probability_columns, first // 2, self.thread)
+
+    @property
+    def dtype(self):
+        """Of the probabilities."""
+        return cutlass.BFloat16 if self.plan.dtype == "bfloat16" else cutlass.Float16
+
+    def add_up(self, scores):
+        """Add the row's probabilities, two chains of pairs."""
+        chains = [(self.row_sum[0], Float32(0.0)), (scores[0], scores[1])]
+        for pair in range(1, self.plan.tile_n // 2):
+            value = (scores[2 * pair], scores[2 * pair + 1])
+            chains[pair % 2] = cute.arch.add_packed_f32x2(chains[pair % 2], value, ftz=True)
+        low, high = cute.arch.add_packed_f32x2(*chains, ftz=True)
+        self.row_sum[0] = low + high
+
+
+@cute.jit
+def soften(stream, row, ends):
+    """Follow the tiles: key blocks from the last to the first, masked ones at either end."""
+    stream, tile = next_tile(stream)
+    while tile.row_block != END_OF_WORK:
+        if tile.n_begin < tile.n_end:
+            bounds = row.bounds
+            ends = step(row, tile, tile.n_end - 1, ends, first=True, masked=True)
+            free_begin, free_end = bounds.unmasked(tile)
+            block = tile.n_end - 2
+            if cutlass.const_expr(bounds.kind != "full"):
+                stop = cutlass.max(free_end, tile.n_begin)
+                for _ in cutlass.range(block - stop + 1, unroll=1):
+                    ends = step(row, tile, block, ends, first=False, masked=True)
+                    block -= 1
+            stop = tile.n_begin
+            if cutlass.const_expr(bounds.kind == "window"):
+                stop = cutlass.max(free_begin, tile.n_begin)
+            for _ in cutlass.range(block - stop + 1, unroll=1):
+                ends = step(row, tile, block, ends, first=False, masked=False)
+                block -= 1
+            if cutlass.const_expr(bounds.kind == "window"):
+                for _ in cutlass.range(block - tile.n_begin + 1, unroll=1):
+                    ends = step(row, tile, block, ends, first=False, masked=True)
+                    block -= 1
+            ends = hand_over_sums(row, ends)
+        stream, tile = next_tile(stream)
+
+
+@cute.jit
+def step(row, tile, block: Int32, ends, first: cutlass.Constexpr[bool], masked: cutlass.Constexpr[bool]):
+    """One block of keys."""
+    ends.scores.wait()
+    tensor_memory.after_wait()
+    scores = row.load_scores()
+    ends.scores.advance()
+    if cutlass.const_expr(masked):
+        mask_row(scores, row.bounds, tile, row.row, block)
+    factor = row.raise_max(scores, first, masked)
+    if cutlass.const_expr(not first):
+        ends.row_stats.acquire()
+        row.row_stats[row.thread, 0] = factor
+        ends.row_stats.signal()
+        ends.row_stats.advance()
+    early = row.plan.tile_n - row.plan.late_keys
+    for piece in cutlass.range_constexpr(0, row.plan.tile_n, PIECE):
+        row.exponentiate(scores, piece, masked)
+        if cutlass.const_expr(piece + PIECE == early):
+            hand_over(ends.probabilities)
+    if cutlass.const_expr(row.plan.late_keys > 0):
+        hand_over(ends.late)
+        ends.late.advance()
+    ends.probabilities.advance()
+    row.add_up(scores)
+    return ends
+
+
+@cute.jit
+def hand_over(producer):
+    """Say that this warp's rows are in tensor memory."""
+    tensor_memory.wait_stores()
+    tensor_memory.before_arrive()
+    producer.signal()
+
+
+@cute.jit
+def hand_over_sums(row, ends):
+    """Leave the row's sum and maximum for the correction warpgroup."""
+    ends.row_stats.acquire()
+    row.row_stats[row.thread, 0] = row.row_sum[0]
+    row.row_stats[row.thread, 1] = row.row_max[0]
+    ends.row_stats.signal()
+    ends.row_stats.advance()
+    return ends
