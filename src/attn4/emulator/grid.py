@@ -93,6 +93,7 @@ class Grid:
     residency: Residency
     limits: Limits
     hazards: bool = False
+    strict: bool = False
     ready: list[Warp] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     resident: list[Cluster] = field(default_factory=list)
@@ -109,7 +110,7 @@ class Grid:
     def __post_init__(self) -> None:
         self.layout = SharedLayout.of(self.program.kernel, self.shape.dynamic_shared)
         self.tally = Tally(len(self.program.segments))
-        self.watch = Watch(self, self.findings) if self.hazards else None
+        self.watch = Watch(self, self.findings, strict=self.strict) if self.hazards else None
         self.waiting = self._clusters()
 
     def run(self) -> None:
@@ -303,7 +304,8 @@ class Grid:
         inside = (rank % width, rank // width % height, rank // (width * height))
         index = tuple(c * s + i for c, s, i in zip(cluster.index, cluster.shape, inside, strict=True))
         shared = SharedMemory(self.layout.size - SYSTEM_SHARED_BYTES, rank)
-        shared.on_unwritten = refuse_unwritten
+        # A Watch finds such reads itself, when they are issued, and lets the kernel go on.
+        shared.on_unwritten = refuse_unwritten if self.watch is None else None
         threads = extent(self.shape.block)
         place = (index[0], index[1], index[2])
         across, down, _ = self.shape.grid

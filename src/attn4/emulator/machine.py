@@ -23,7 +23,7 @@ class Machine:
 
     ``memory`` holds the allocations that kernels may touch (``memory.register``); module variables join it
     when the kernel that comes with them is launched first, and keep their contents. ``hazards``: look for
-    them; what was found is in the Grid of each launch.
+    them; what was found is in the Grid of each launch. ``strict``: of tcgen05, too, as `Watch` says.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
@@ -31,6 +31,7 @@ class Machine:
     limits: Limits = field(default_factory=Limits)
     memory: GlobalMemory = field(default_factory=GlobalMemory)
     hazards: bool = False
+    strict: bool = False
     _variables: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def launch(
@@ -66,6 +67,7 @@ class Machine:
             self.residency,
             self.limits,
             self.hazards,
+            self.strict,
         )
 
     def _address(self, variable: Variable) -> int:

@@ -25,8 +25,8 @@ from attn4.emulator.state.memory import GlobalMemory
 @dataclass(slots=True)
 class Runner:
     """A function of a Launch that runs it to its end under one schedule. ``grids`` keeps what has run, for
-    reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``.
-    ``chip``, if given, refuses kernels that were compiled for another.
+    reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``;
+    ``strict``: as `Watch` says. ``chip``, if given, refuses kernels that were compiled for another.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
@@ -35,6 +35,7 @@ class Runner:
     grids: list[Grid] = field(default_factory=list)
     hazards: bool = False
     chip: Chip | None = None
+    strict: bool = False
     _modules: dict[str, tuple[Module, Machine]] = field(default_factory=dict)
 
     def __call__(self, launch: Launch) -> None:
@@ -60,7 +61,9 @@ class Runner:
         known = self._modules.get(launch.image)
         if known is None:
             module = parsed(launch.image, launch.ptx)
-            machine = Machine(self.schedule, self.residency, self.limits, GlobalMemory(), self.hazards)
+            machine = Machine(
+                self.schedule, self.residency, self.limits, GlobalMemory(), self.hazards, self.strict
+            )
             known = (module, machine)
             self._modules[launch.image] = known
         return known

@@ -79,6 +79,8 @@ def _atomic(i: Instruction, address: int) -> Function:
     def run(warp: Warp, mask: Mask, base: Lanes, *values: Lanes) -> Any:
         addresses = locate(base).tolist()
         old = np.zeros((count, warp.lanes), dtype=f"u{size}")
+        if (watch := warp.block.grid.watch) is not None:
+            watch.atomic(warp, mask, locate(base), size * count, i)
         for lane in np.flatnonzero(mask).tolist():
             at = addresses[lane]
             target = memory(warp, at)

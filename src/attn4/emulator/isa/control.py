@@ -171,7 +171,10 @@ def _arrive(aligned: bool) -> Function:
         if _parted(warp, mask, barrier, *count):
             return BLOCKED
         index, expected = _threads(warp, mask, barrier, count)
-        if warp.block.named_barrier(index).arrive(whole_warps(mask) * 32, expected, warp):
+        named = warp.block.named_barrier(index)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.named_arrives(warp, mask, index, named.phase)
+        if named.arrive(whole_warps(mask) * 32, expected, warp):
             warp.block.wake()
         return None
 
@@ -212,12 +215,16 @@ def _sync_on(
         waits[fresh] = named.phase
         if votes is not None:
             named.votes.append(votes)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.named_arrives(warp, fresh, index, named.phase)
         if named.arrive(whole_warps(fresh) * 32, expected, warp):
             warp.block.wake()
     if (waits[mask] >= named.phase).any():
         warp.waiting = Arrival(named, int(waits[mask].max()))
         return BLOCKED
     waits[mask] = _NOT_WAITING
+    if (watch := warp.block.grid.watch) is not None:
+        watch.named_passed(warp, mask, index, named.phase)
     return None
 
 
@@ -252,7 +259,10 @@ def _warp_sync(i: Instruction) -> Function:
     modifiers.done()
 
     def run(warp: Warp, mask: Mask, members: Lanes) -> Any:
+        watch = warp.block.grid.watch
         if warp.aligned(mask):
+            if watch is not None:
+                watch.warp_sync(warp, mask)
             return None
         lane = np.arange(warp.lanes, dtype=np.uint32) % 32
         arrived: Mask = warp.state.setdefault("warp barrier", np.zeros(warp.lanes, dtype=np.bool_))
@@ -269,6 +279,8 @@ def _warp_sync(i: Instruction) -> Function:
             return BLOCKED
         arrived &= ~expected
         released |= expected & ~mask
+        if watch is not None:
+            watch.warp_sync(warp, expected)
         warp.block.wake()
         return None
 
@@ -282,7 +294,7 @@ def _cluster(i: Instruction) -> Function:
     modifiers = Modifiers(i)
     modifiers.one_of("cluster")
     kind = modifiers.one_of("arrive", "wait")
-    modifiers.one_of("release", "acquire", "relaxed", default="release")
+    relaxed = modifiers.one_of("release", "acquire", "relaxed", default="release") == "relaxed"
     aligned = modifiers.flag("aligned")
     modifiers.done()
 
@@ -294,6 +306,8 @@ def _cluster(i: Instruction) -> Function:
         if (phases[mask] != _NOT_WAITING).any():
             raise BarrierFault("barrier.cluster.arrive twice without a wait between")
         phases[mask] = barrier.phase
+        if (watch := warp.block.grid.watch) is not None:
+            watch.cluster_arrives(warp, mask, barrier.phase, relaxed=relaxed)
         if barrier.arrive(int(mask.sum())):
             warp.block.wake()
 
@@ -308,6 +322,8 @@ def _cluster(i: Instruction) -> Function:
             warp.waiting = Arrival(barrier, int(phases[mask].max()))
             return BLOCKED
         phases[mask] = _NOT_WAITING
+        if (watch := warp.block.grid.watch) is not None:
+            watch.cluster_passed(warp, mask, barrier.phase)
         return None
 
     return arrive if kind == "arrive" else wait

@@ -168,11 +168,17 @@ def ld(i: Instruction) -> Function:
 
     def words(warp: Warp, mask: Mask, base: Lanes) -> Lanes:
         addresses = locate(base)
+        watch = warp.block.grid.watch
         if not scattered:
             lanes = None if mask is warp.everyone else mask
-            return space(warp, 0).load_words(addresses, size * count, lanes)
+            memory = space(warp, 0)
+            if watch is not None:
+                watch.loads(warp, lanes, memory, addresses, size * count, i)
+            return memory.load_words(addresses, size * count, lanes)
         found: Lanes | None = None
         for memory, lanes in _groups(space, warp, mask, addresses):
+            if watch is not None:
+                watch.loads(warp, lanes, memory, addresses, size * count, i)
             part = memory.load_words(addresses, size * count, lanes)
             if found is None or lanes is None:
                 found = part
@@ -231,8 +237,11 @@ def st(i: Instruction) -> Function:
         else:
             data = np.stack(values[:count], axis=1)
             data = data if data.dtype == element else data.astype(element)
+        watch = warp.block.grid.watch
         for memory, lanes in _groups(space, warp, mask, addresses):
             memory.store(addresses, data, size * count, lanes)
+            if watch is not None:
+                watch.stores(warp, lanes, memory, addresses, data, size * count, i)
         warp.block.grid.changes += 1
 
     return run

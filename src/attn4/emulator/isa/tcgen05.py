@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.faults import EmulationError
-from attn4.emulator.isa.control import nothing, require_aligned, uniform
+from attn4.emulator.isa.control import require_aligned, uniform
 from attn4.emulator.isa.memory import address_operand, displaced
 from attn4.emulator.isa.registry import (
     BLOCKED,
@@ -76,7 +76,22 @@ def tcgen05(i: Instruction) -> Function:
     modifiers.flag("sync")
     modifiers.flag("aligned")
     modifiers.done()
-    return nothing
+    return _order(kind)
+
+
+def _order(kind: str) -> Function:
+    """PTX 9.7.16.11 tcgen05.fence, 9.7.16.8 tcgen05.wait: a Watch is told of them."""
+
+    def run(warp: Warp, mask: Mask) -> None:
+        watch = warp.block.grid.watch
+        if watch is None:
+            return
+        if kind.startswith("wait::"):
+            watch.tensor.waited(warp, mask, kind.removeprefix("wait::"))
+        else:
+            watch.tensor_fence(warp, mask, before=kind == "fence::before_thread_sync")
+
+    return run
 
 
 def _group(modifiers: Modifiers) -> int:
@@ -109,7 +124,10 @@ def _alloc(i: Instruction, modifiers: Modifiers) -> Function:
         if first is None:
             warp.waiting = f"{count} columns of tensor memory"
             return BLOCKED
-        block.shared.write(uniform(locate(base), mask), np.array([first], dtype=np.uint32))
+        target = uniform(locate(base), mask)
+        block.shared.write(target, np.array([first], dtype=np.uint32))
+        if (watch := block.grid.watch) is not None:
+            watch.allocates(warp, mask, target, i)
         block.grid.changes += 1
         return None
 
@@ -127,7 +145,10 @@ def _dealloc(i: Instruction, modifiers: Modifiers) -> Function:
     def run(warp: Warp, mask: Mask, address: Lanes, columns: Lanes) -> None:
         require_aligned(warp, mask, "tcgen05.dealloc")
         block = warp.block
-        block.tensor_memory.deallocate(uniform(address, mask), uniform(columns, mask), block.index)
+        start, count = uniform(address, mask), uniform(columns, mask)
+        if (watch := block.grid.watch) is not None:
+            watch.tensor.freed(warp, start & 0xFFFF, count, i)
+        block.tensor_memory.deallocate(start, count, block.index)
         block.wake()
 
     return run
@@ -192,6 +213,8 @@ def _ld(i: Instruction, modifiers: Modifiers) -> Function:
         for address, positions in _by_address(warp, mask, locate(base)):
             warps = [warp.numbers[position] for position in positions]
             words = block.tensor_memory.load(access, warps, address, block.index)
+            if (watch := block.grid.watch) is not None:
+                watch.tensor.load(warp, access, warps, address, i)
             result[:, positions] = words.reshape(access.registers, -1, 32)
         rows = result.reshape(access.registers, -1)
         return rows[0] if single else list(rows)
@@ -213,6 +236,8 @@ def _st(i: Instruction, modifiers: Modifiers) -> Function:
             warps = [warp.numbers[position] for position in positions]
             words = registers[:, positions].reshape(access.registers, -1)
             block.tensor_memory.store(access, warps, address, words, block.index)
+            if (watch := block.grid.watch) is not None:
+                watch.tensor.store(warp, access, warps, address, i)
         block.grid.changes += 1
 
     return run
@@ -272,6 +297,9 @@ def _mma(i: Instruction, modifiers: Modifiers) -> Function:
             d, a, b = int(locate_d(here[0])[0]), int(locate_a(here[1])[0]), int(here[2][0])
             accumulate = bool(here[4 + lanes][0])
             ctas = _ctas(warp.block, group)
+            if (watch := warp.block.grid.watch) is not None:
+                form = (product, accumulate, in_tensor)
+                watch.copies.tensor_product(warp, lane, ctas, form, (d, a, b), i)
 
             def step(
                 product: Any = product,
@@ -304,6 +332,8 @@ def _cp(i: Instruction, modifiers: Modifiers) -> Function:
         for lane in np.flatnonzero(mask).tolist():
             target, source = int(addresses[lane]), int(descriptor[lane])
             ctas = _ctas(warp.block, group)
+            if (watch := warp.block.grid.watch) is not None:
+                watch.copies.tensor_copy(warp, lane, ctas, shape, (target, source), i)
 
             def step(ctas: list[Cta] = ctas, target: int = target, source: int = source) -> None:
                 for cta in ctas:
@@ -335,22 +365,26 @@ def _commit(i: Instruction, modifiers: Modifiers) -> Function:
             if multicast:
                 ranks = [rank for rank in range(16) if int(ctas[0][lane]) >> rank & 1]
                 targets = [rank << RANK_SHIFT | address & OFFSET_MASK for rank in ranks]
-            _track(warp, lane, targets, i.line)
+            _track(warp, lane, targets, i)
         warp.block.grid.changes += 1
 
     return run
 
 
-def _track(warp: Warp, lane: int, targets: list[int], line: int) -> None:
+def _track(warp: Warp, lane: int, targets: list[int], i: Instruction) -> None:
     queue = _queue(warp, lane)
     covered = list(queue)
+    watch = warp.block.grid.watch
+    issued = 0 if watch is None else watch.tensor.pipeline(warp, lane).issued
 
     def complete() -> None:
         # An earlier commit of the thread may have run some of them; they stand at the front in order.
         left = [step for step in queue if any(step is mine for mine in covered)]
         _run(warp, queue, len(left))
         for address in targets:
+            if watch is not None:
+                watch.tensor.committed(warp, lane, address, issued)
             if warp.block.mbarrier(address).arrive(1, f"a tcgen05.commit of {warp}"):
                 warp.block.wake()
 
-    warp.block.grid.issue(Copy(f"a tcgen05.commit issued by {warp} at PTX line {line}", complete))
+    warp.block.grid.issue(Copy(f"a tcgen05.commit issued by {warp} at PTX line {i.line}", complete))

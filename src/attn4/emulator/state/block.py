@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attn4.emulator.faults import BarrierFault
 from attn4.emulator.state.barrier import ClusterBarrier, Mbarrier, NamedBarrier, whole_warps
@@ -31,7 +31,7 @@ NAMED_BARRIERS = 16
 @dataclass(slots=True, eq=False)
 class Cluster:
     """CTAs that share a barrier and each other's shared memory; a launch without clusters makes one of each
-    CTA.
+    CTA. ``watched`` is what a Watch knows of it.
     """
 
     index: Dim3
@@ -39,6 +39,7 @@ class Cluster:
     blocks: list[Block] = field(default_factory=list)
     barrier: ClusterBarrier = field(default_factory=lambda: ClusterBarrier(0))
     sleeping: list[Warp] = field(default_factory=list)
+    watched: Any = None
 
     def rank(self, rank: int) -> Block:
         """The CTA of that rank. Raises BarrierFault if the cluster is smaller."""
