@@ -46,8 +46,12 @@ class Gpu:
 
     @property
     def hazards(self) -> list[Hazard]:
-        """What was found wrong in all of them, though they ran on."""
-        return [hazard for grid in self.grids for hazard in grid.findings]
+        """What was found wrong in them: where they ran on, and what they ended with if they did not."""
+        found: list[Hazard] = []
+        for grid in self.grids:
+            found += grid.findings
+            found += [grid.failure] if grid.failure is not None else []
+        return found
 
 
 @contextmanager
