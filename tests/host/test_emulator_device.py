@@ -127,6 +127,17 @@ def test_a_program_finds_one_device():
         assert driver.cuDeviceGet(1)[0] == driver.CUresult.CUDA_ERROR_INVALID_DEVICE
 
 
+def test_tensors_made_for_the_device_are_made_on_the_cpu(programs):
+    with device("sm_100a"):
+        x = torch.arange(256.0, device="cuda")
+        y = torch.zeros(256).cuda()
+        programs.double(x, y.to("cuda:0"))
+        with pytest.raises(LaunchError, match="cuda:1: one device is emulated"):
+            torch.zeros(1, device="cuda:1")
+    assert torch.equal(y, 2 * torch.arange(256.0))
+    assert y.device.type == "cpu"
+
+
 def test_streams_events_and_memory_of_the_driver(programs, x, y):
     from cuda.bindings import driver
 
@@ -145,6 +156,8 @@ def test_streams_events_and_memory_of_the_driver(programs, x, y):
         checked(driver.cuMemsetD32(memory, 0x3F800000, 256))
         checked(driver.cuMemcpyDtoH(x.data_ptr(), memory, 1024))
         assert torch.equal(x, torch.ones(256))
+        with pytest.raises(LaunchError, match=f"2048 bytes at {int(memory):#x} belong to no tensor"):
+            driver.cuMemsetD8(memory, 0, 2048)
         checked(driver.cuMemFree(memory))
         assert driver.cuMemFree(memory)[0] == driver.CUresult.CUDA_ERROR_INVALID_VALUE
         with pytest.raises(LaunchError, match="cuGraphCreate, which is not emulated"):

@@ -11,6 +11,7 @@ pytest.importorskip("tvm_ffi")
 
 from attn4.artifact.key import toolchain
 from attn4.emulator.launch import LaunchError, ShimError, driver, image, relink, shim
+from attn4.emulator.launch.device import Chip
 from attn4.emulator.launch.elf import sections
 from host.emulator_kernel import forward_artifact
 
@@ -166,10 +167,45 @@ def test_memory_of_host_code_is_an_allocation_until_it_is_freed(host):
             assert memory.value % 256 == 0
             host.library.a4_daMemset(memory, 7, ctypes.c_size_t(1000))
             assert (allocation.bytes() == 7).all()
+            host.library.a4_daMemcpy(memory, bytes(16), ctypes.c_size_t(16), 1)
+            assert not allocation.bytes()[:16].any()
             host.library.a4_daFree(memory)
             assert not opened.memory
         with pytest.raises(LaunchError, match="was freed"), driver.calling(call):
             host.library.a4_daFree(memory)
+        for write in (
+            lambda: host.library.a4_daMemset(memory, 7, ctypes.c_size_t(8)),
+            lambda: host.library.a4_daMemcpy(memory, bytes(16), ctypes.c_size_t(8), 1),
+            lambda: host.library.a4_daMemcpy(bytes(16), memory, ctypes.c_size_t(8), 2),
+        ):
+            again = driver.calling(driver.Call(opened, host.modules, {}, ()))
+            with pytest.raises(LaunchError, match=f"8 bytes at {memory.value:#x}"), again:
+                write()
+
+
+def test_the_older_launch_and_the_occupancy_of_a_kernel(host, artifact):
+    kernel = loaded_kernel(host, artifact)
+    sizes = host.modules.kernels[kernel.value].image.kernels[artifact.description.kernels[0].name]
+    values = [ctypes.create_string_buffer(size) for size in sizes.parameter_bytes]
+    arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+
+    class Extent(ctypes.Structure):
+        _fields_ = tuple((name, ctypes.c_uint) for name in "xyz")
+
+    found = []
+    launch = host.library.a4_daLaunchKernel
+    launch.argtypes = (ctypes.c_void_p, Extent, Extent, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    with driver.emulation(found.append, Chip.of("sm_90a").attributes()) as opened:
+        call = driver.Call(opened, host.modules, opened.attributes, ())
+        with driver.calling(call):
+            launch(kernel, Extent(3, 2, 1), Extent(128, 1, 1), arguments, 4096, None)
+            blocks = ctypes.c_int()
+            occupancy = host.library.a4_daOccupancyMaxActiveBlocksPerMultiprocessor
+            occupancy(ctypes.byref(blocks), kernel, 128, ctypes.c_size_t(100_000))
+    assert [(launched.grid, launched.block, launched.shared_bytes) for launched in found] == [
+        ((3, 2, 1), (128, 1, 1), 4096)
+    ]
+    assert blocks.value == 2
 
 
 def test_both_shims_define_all_they_offer_and_no_more(tmp_path):

@@ -20,7 +20,7 @@ def fatal(error: Exception, kernel: str, place: Place | None) -> Hazard:
     instruction = place.instruction if place is not None else None
     source = getattr(instruction, "source", None)
     return Hazard(
-        kind=_KINDS.get(type(error)) or getattr(error, "kind", "error"),
+        kind=_KINDS.get(type(error)) or str(getattr(error, "kind", "error")),
         message=f"{error}" or type(error).__name__,
         kernel=kernel,
         block=place.block if place is not None else (0, 0, 0),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from attn4.emulator.launch.device import Chip
+from attn4.emulator.launch.device import SHARED_BYTES_A_MULTIPROCESSOR, Chip
 from attn4.emulator.launch.errors import LaunchError
 from attn4.emulator.launch.image import Image, cubin_at, digest, image
 from attn4.emulator.launch.record import Allocation, Dim3, Launch, Run
@@ -29,6 +29,8 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 _MALLOC_ALIGNMENT = 256
 _PORTABLE_CLUSTER = 8
 _MAX_THREADS = 1024
+_MAX_RESIDENT_THREADS, _MAX_RESIDENT_BLOCKS = 2048, 32
+_SYSTEM_SHARED_BYTES = 1024
 
 # Numbers of enum cudaFuncAttribute (the first is CUfunction_attribute's) and enum cudaLaunchAttributeID.
 _SHARED_SIZE, _MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 1, 8, 9, 14
@@ -105,6 +107,15 @@ class Emulation:
     def release(self, address: int) -> bool:
         """Free what ``allocate`` gave; false if it gave no such address."""
         return self.memory.pop(address, None) is not None
+
+    def require(self, address: int, nbytes: int, spans: Iterable[Allocation] = ()) -> None:
+        """Raise LaunchError unless a span is allocated, lent, or in one of ``spans``."""
+        known = itertools.chain(spans, self.memory.values(), self.allocations())
+        if nbytes and not any(a.base <= address and address + nbytes <= a.base + a.nbytes for a in known):
+            raise LaunchError(
+                f"{nbytes} bytes at {address:#x} belong to no tensor that the device knows, and to no memory "
+                "that was allocated on it."
+            )
 
     def lend(self, allocation: Allocation, alive: Callable[[], bool], owner: int = 0) -> None:
         """Let host code that is called directly touch memory of the program's as long as ``alive``.
@@ -277,6 +288,16 @@ class Driver:
         if memory is not None and not call.emulation.release(memory):
             raise LaunchError(f"Memory at {memory:#x} was freed, which was not allocated in this block.")
 
+    def _touch(self, call: Call, memory: int | None, nbytes: int) -> None:
+        call.emulation.require(memory or 0, nbytes, call.allocations)
+
+    def _occupancy(self, call: Call, blocks: Any, handle: int, threads: int, nbytes: int) -> None:
+        """cudaOccupancyMaxActiveBlocksPerMultiprocessor, of what is limited here: not by registers."""
+        kernel = _known(call.modules.kernels, handle, "kernel")
+        shared = nbytes + kernel.image.kernels[kernel.name].shared_bytes + _SYSTEM_SHARED_BYTES
+        available = call.attributes[SHARED_BYTES_A_MULTIPROCESSOR]
+        blocks[0] = min(_MAX_RESIDENT_THREADS // max(threads, 1), _MAX_RESIDENT_BLOCKS, available // shared)
+
     def _new(self, table: dict[int, Any], value: Any) -> int:
         handle = next(self._handles)
         table[handle] = value
@@ -295,6 +316,8 @@ class Driver:
             "launch": (self._launch, (ctypes.POINTER(_Configuration), pointer, out)),
             "allocate": (self._allocate, (out, ctypes.c_size_t)),
             "release": (self._release, (pointer,)),
+            "touch": (self._touch, (pointer, ctypes.c_size_t)),
+            "occupancy": (self._occupancy, (out_number, pointer, number, ctypes.c_size_t)),
         }
         types = {name: ctypes.CFUNCTYPE(number, *arguments) for name, (_, arguments) in entries.items()}
         table = type("Callbacks", (ctypes.Structure,), {"_fields_": tuple(types.items())})
