@@ -135,6 +135,20 @@ def test_a_launch_that_a_device_refuses_is_refused(host, artifact, config, probl
         host("_cudaLaunchKernelEx", ctypes.byref(configuration()), kernel, arguments)
 
 
+def test_clusters_have_the_preferred_size_where_the_grid_is_made_of_such(host, artifact):
+    kernel = loaded_kernel(host, artifact)
+    sizes = host.modules.kernels[kernel.value].image.kernels[artifact.description.kernels[0].name]
+    values = [ctypes.create_string_buffer(size) for size in sizes.parameter_bytes]
+    arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    found = []
+    with driver.emulation(found.append) as opened:
+        for blocks in (8, 6):
+            config = configuration((blocks, 1, 1), attributes=[(4, (2, 1, 1)), (11, (4, 1, 1))])
+            with driver.calling(driver.Call(opened, host.modules, {}, ())):
+                host.library.a4_daLaunchKernelEx(ctypes.byref(config), kernel, arguments)
+    assert [launch.cluster for launch in found] == [(4, 1, 1), (2, 1, 1)]
+
+
 def test_what_was_never_loaded_is_named(host, artifact):
     nothing = (ctypes.c_void_p * 1)()
     with pytest.raises(LaunchError, match=r"unknown kernel.*0x3039"):

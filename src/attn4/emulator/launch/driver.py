@@ -34,7 +34,8 @@ _SYSTEM_SHARED_BYTES = 1024
 
 # Numbers of enum cudaFuncAttribute (the first is CUfunction_attribute's) and enum cudaLaunchAttributeID.
 _SHARED_SIZE, _MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 1, 8, 9, 14
-_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY = 0, 2, 4, 6, 8
+_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY, _PREFERRED_CLUSTER = 0, 2, 4, 6, 8, 11
+_LAUNCH_ATTRIBUTES = (_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY, _PREFERRED_CLUSTER)
 
 
 class _Attribute(ctypes.Structure):
@@ -86,16 +87,25 @@ class Emulation:
 
     ``attributes`` answers cudaDeviceGetAttribute for host code that is called directly, by the number of enum
     cudaDeviceAttr. ``chip`` is there if Python code, too, is to find a device (`attn4.emulator.device`).
-    ``memory`` holds what host code has allocated, by address; ``lent`` what the program has, by address,
+    ``recording`` takes launches that are to run later. ``memory`` holds what host code has allocated, by
+    address; ``lent`` what the program has, by address,
     size and owner, each with a question whether it is still there.
     """
 
     run: Run
     attributes: Mapping[int, int] = field(default_factory=dict)
     chip: Chip | None = None
+    recording: list[Launch] | None = None
     memory: dict[int, Allocation] = field(default_factory=dict)
     lent: dict[tuple[int, int, int], tuple[Allocation, Callable[[], bool]]] = field(default_factory=dict)
     is_open: bool = True
+
+    def submit(self, launch: Launch) -> None:
+        """Run a launch, or record it. Raises what ``run`` raises."""
+        if self.recording is None:
+            self.run(launch)
+        else:
+            self.recording.append(launch)
 
     def allocate(self, nbytes: int) -> int:
         """The address of new memory, aligned as cudaMalloc does."""
@@ -270,7 +280,7 @@ class Driver:
             ptx=kernel.image.ptx,
             grid=_dim3(config.grid),
             block=_dim3(config.block),
-            cluster=_dim3(attributes[_CLUSTER]) if _CLUSTER in attributes else (1, 1, 1),
+            cluster=_cluster(_dim3(config.grid), attributes),
             shared_bytes=config.shared_bytes,
             stream=config.stream or 0,
             parameters=_parameters(kernel, arguments),
@@ -279,7 +289,7 @@ class Driver:
             cooperative=bool(attributes.get(_COOPERATIVE, (0,))[0]),
         )
         _check(launch, kernel)
-        call.emulation.run(launch)
+        call.emulation.submit(launch)
 
     def _allocate(self, call: Call, memory: Any, nbytes: int) -> None:
         memory[0] = call.emulation.allocate(nbytes)
@@ -289,6 +299,8 @@ class Driver:
             raise LaunchError(f"Memory at {memory:#x} was freed, which was not allocated in this block.")
 
     def _touch(self, call: Call, memory: int | None, nbytes: int) -> None:
+        if call.emulation.recording is not None:
+            raise LaunchError("A memset or a copy was called while a graph is captured: not emulated.")
         call.emulation.require(memory or 0, nbytes, call.allocations)
 
     def _occupancy(self, call: Call, blocks: Any, handle: int, threads: int, nbytes: int) -> None:
@@ -371,12 +383,22 @@ def _known(table: Mapping[int, Any], handle: int | None, what: str) -> Any:
 def _launch_attributes(kernel: _Kernel, config: Any) -> dict[int, tuple[int, ...]]:
     found = {}
     for attribute in config.attributes[: config.attribute_count]:
-        if attribute.id not in (_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY):
+        if attribute.id not in _LAUNCH_ATTRIBUTES:
             raise LaunchError(
                 f"Kernel {kernel.name} was launched with attribute {attribute.id}: not emulated."
             )
         found[attribute.id] = tuple(attribute.value)
     return found
+
+
+def _cluster(grid: Dim3, attributes: Mapping[int, tuple[int, ...]]) -> Dim3:
+    """The preferred size of clusters where the grid is made of such, else the other; a device may choose
+    either for any part of the grid.
+    """
+    preferred = _dim3(attributes.get(_PREFERRED_CLUSTER, (0, 0, 0)))
+    if 0 not in preferred and not any(n % c for n, c in zip(grid, preferred, strict=True)):
+        return preferred
+    return _dim3(attributes.get(_CLUSTER, (1, 1, 1)))
 
 
 def _parameters(kernel: _Kernel, arguments: Any) -> tuple[bytes, ...]:
