@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from attn4.emulator.codegen.program import Program
 from attn4.emulator.engine import Warp
 from attn4.emulator.faults import Deadlock, EmulationError, Livelock, Place, StepLimit
-from attn4.emulator.hazards.findings import Findings
+from attn4.emulator.hazards.fatal import fatal
+from attn4.emulator.hazards.findings import Findings, Hazard
 from attn4.emulator.hazards.watch import Watch
 from attn4.emulator.report.tally import Tally
 from attn4.emulator.schedule import Schedule
@@ -80,8 +81,8 @@ class Residency:
 @dataclass(slots=True)
 class Grid:
     """The state of one launch. ``clock`` counts instructions; ``changes`` what other threads may have seen
-    change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks. ``tally``
-    counts for reports.
+    change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks. ``failure``
+    is what ended it before its time. ``tally`` counts for reports.
     """
 
     program: Program
@@ -102,6 +103,7 @@ class Grid:
     retired: int = 0
     running: Warp | None = None
     findings: Findings = field(default_factory=Findings)
+    failure: Hazard | None = None
     watch: Watch | None = field(init=False)
     tally: Tally = field(init=False)
     waiting: Iterator[Cluster] = field(init=False)
@@ -323,16 +325,22 @@ class Grid:
             block.warps.append(Warp(block, self.program, numbers, special, narrow, wide))
 
     def _annotate(self, error: Exception) -> None:
+        place = self._place(error)
+        if place is not None:
+            error.add_note(str(place))
+        self.failure = fatal(error, self.program.kernel.name, place)
+
+    def _place(self, error: Exception) -> Place | None:
         warp = self.running
         if warp is None:
-            return
+            return None
         instruction = self._raising(error)
         path = warp.current
         numbers = warp.numbers
         if path is not None:
             active = np.flatnonzero(path.mask.reshape(-1, 32).any(axis=1))
             numbers = tuple(numbers[n] for n in active.tolist())
-        error.add_note(str(Place(self.program.kernel.name, warp.block.index, numbers, instruction)))
+        return Place(self.program.kernel.name, warp.block.index, numbers, instruction)
 
     def _raising(self, error: Exception) -> Instruction | None:
         traceback = error.__traceback__
