@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from attn4.emulator.units.tensormap import SWIZZLES, DescriptorError, TensorMap, decode
 from recorded import arithmetic, copies, exchange, products
 from recorded.copies import Copy
 from recorded.replay import DATA, about, emulate, recording
@@ -45,3 +46,31 @@ def test_the_emulator_gives_the_bits_of_the_chip(program):
     expected = recorded(program)
     tensor_map = recording(NAME).get(f"map of {program.name}") if isinstance(program, Copy) else None
     assert differences(program, emulate(program, tensor_map), expected) == []
+
+
+MAPS = copies.encodings()
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_tensor_maps_of_the_driver_are_understood(name):
+    if f"map: {name}" in about(NAME)["failures"]:
+        pytest.skip("the driver refuses it")
+    asked = MAPS[name]
+    descriptor = recording(NAME)[f"map: {name}"].reshape(-1).tobytes()
+    if asked.interleave:
+        with pytest.raises(DescriptorError, match="interleave"):
+            decode(descriptor)
+        return
+    kind = asked.dtype.replace("tf32", "f32")
+    steps = (1, *asked.element_strides[1:])
+    assert decode(descriptor) == TensorMap(
+        address=about(NAME)["map address"],
+        element=kind,
+        shape=asked.dims,
+        strides=(asked.element_bytes, *asked.strides),
+        box=asked.box,
+        swizzle=SWIZZLES[asked.swizzle],
+        steps=steps if max(steps) > 1 else (),
+        nan_fill=bool(asked.nan_fill),
+        tf32="tf32" in asked.dtype,
+    )

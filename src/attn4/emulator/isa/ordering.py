@@ -66,7 +66,7 @@ def _canonical_halves(function: np.ufunc, mask: Spread, infinity: np.uint16) -> 
     """The same on f16 and bf16, one or two: a NaN becomes the canonical one, as on an H200."""
 
     def compute(a: Array) -> Array:
-        result = function(a, mask[len(a)]).view(_U16)
+        result: Array = function(a, mask[len(a)]).view(_U16)
         nan = (result & np.uint16(0x7FFF)) > infinity
         if 1 in nan.tobytes():
             result = np.where(nan, np.uint16(0x7FFF), result)
