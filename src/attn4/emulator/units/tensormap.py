@@ -4,7 +4,7 @@
     descriptor_bytes = encode(tensor_map)     # for tests
 
 Of the little-endian words of 32 bits the first 16 count: 0-1 address; 3-6 the low and 7 the high four bits of
-each stride >> 4 of dimensions 1-4; 8-12 extent-1; 13 box[0]-1 (bits 24-31) and the steps-1 of all dimensions (3
+each stride >> 4 of dimensions 1-4; 8-12 extent-1; 13 box[0]-1 (bits 24-31) and the steps-1 (three
 bits each, from bit 0); 14 box[1..4]-1, a byte each. Word 2: rank-1 (bits 4-6), element type (7-10), interleave
 (11-12), swizzle (13-14), NaN for what lies outside (15), rounding to tf32 (16). Its bits 1, 17-18 (promotion
 in the L2 cache) and 21 change no result. Learnt from `cuTensorMapEncodeTiled`; see tests/isa/test_recorded.py.
