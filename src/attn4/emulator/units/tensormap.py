@@ -4,10 +4,10 @@
     descriptor_bytes = encode(tensor_map)     # for tests
 
 Of the little-endian words of 32 bits the first 16 count: 0-1 address; 3-6 the low and 7 the high four bits of
-each stride >> 4 of dimensions 1-4; 8-12 extent-1; 13 box[0]-1 (bits 24-31) and the steps-1 (three
-bits each, from bit 0); 14 box[1..4]-1, a byte each. Word 2: rank-1 (bits 4-6), element type (7-10), interleave
+each stride >> 4 of dimensions 1-4; 8-12 extent-1; 13 box[0]-1 (bits 24-31) and the steps-1, three
+bits each from bit 0; 14 box[1..4]-1, a byte each. Word 2: rank-1 (bits 4-6), element type (7-10), interleave
 (11-12), swizzle (13-14), NaN for what lies outside (15), rounding to tf32 (16). Its bits 1, 17-18 (promotion
-in the L2 cache) and 21 change no result. Learnt from `cuTensorMapEncodeTiled`; see tests/isa/test_recorded.py.
+in the L2 cache) and 21 change no result. Learnt from `cuTensorMapEncodeTiled` (tests/recorded).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _decode(descriptor: bytes) -> TensorMap:
 
 
 def _steps(word: int, rank: int) -> tuple[int, ...]:
-    """The steps of all dimensions, none if all are 1. Without interleave the chip ignores that of dimension 0."""
+    """The steps of all dimensions, none if all are 1. The chip ignores that of dimension 0."""
     steps = (1, *((word >> 3 * n & 7) + 1 for n in range(1, rank)))
     return steps if any(step > 1 for step in steps) else ()
 
