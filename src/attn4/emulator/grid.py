@@ -26,6 +26,7 @@ from attn4.emulator.state.block import SYSTEM_SHARED_BYTES, Block, Cluster, Dim3
 from attn4.emulator.state.memory import ByteMemory, GlobalMemory, SharedMemory, refuse_unwritten
 from attn4.emulator.state.registers import full
 from attn4.emulator.state.special_registers import special_registers
+from attn4.emulator.units.fused import as_on_chip, on_chip
 
 if TYPE_CHECKING:
     from attn4.emulator.ptx.module import Instruction
@@ -93,6 +94,7 @@ class Grid:
     residency: Residency
     limits: Limits
     hazards: bool = False
+    exact: bool = False
     ready: list[Warp] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     resident: list[Cluster] = field(default_factory=list)
@@ -117,7 +119,7 @@ class Grid:
         happened.
         """
         room = self._room(self.residency.sms)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), as_on_chip(self.exact or on_chip()):
             try:
                 self._admit(room)
                 self._loop(room)

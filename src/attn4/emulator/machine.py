@@ -23,7 +23,8 @@ class Machine:
 
     ``memory`` holds the allocations that kernels may touch (``memory.register``); module variables join it
     when the kernel that comes with them is launched first, and keep their contents. ``hazards``: look for
-    them; what was found is in the Grid of each launch.
+    them; what was found is in the Grid of each launch. ``exact``: products of warpgroups are summed bit for
+    bit as on an H200, which takes three times as long.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
@@ -31,6 +32,7 @@ class Machine:
     limits: Limits = field(default_factory=Limits)
     memory: GlobalMemory = field(default_factory=GlobalMemory)
     hazards: bool = False
+    exact: bool = False
     _variables: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def launch(
@@ -66,6 +68,7 @@ class Machine:
             self.residency,
             self.limits,
             self.hazards,
+            self.exact,
         )
 
     def _address(self, variable: Variable) -> int:

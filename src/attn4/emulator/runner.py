@@ -25,7 +25,7 @@ from attn4.emulator.state.memory import GlobalMemory
 @dataclass(slots=True)
 class Runner:
     """A function of a Launch that runs it to its end under one schedule. ``grids`` keeps what has run, for
-    reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``.
+    reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``. ``exact`` as in `Machine`.
     ``chip``, if given, refuses kernels that were compiled for another.
     """
 
@@ -34,6 +34,7 @@ class Runner:
     limits: Limits = field(default_factory=Limits)
     grids: list[Grid] = field(default_factory=list)
     hazards: bool = False
+    exact: bool = False
     chip: Chip | None = None
     _modules: dict[str, tuple[Module, Machine]] = field(default_factory=dict)
 
@@ -60,7 +61,9 @@ class Runner:
         known = self._modules.get(launch.image)
         if known is None:
             module = parsed(launch.image, launch.ptx)
-            machine = Machine(self.schedule, self.residency, self.limits, GlobalMemory(), self.hazards)
+            machine = Machine(
+                self.schedule, self.residency, self.limits, GlobalMemory(), self.hazards, self.exact
+            )
             known = (module, machine)
             self._modules[launch.image] = known
         return known
