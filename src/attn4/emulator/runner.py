@@ -25,7 +25,8 @@ from attn4.emulator.state.memory import GlobalMemory
 @dataclass(slots=True)
 class Runner:
     """A function of a Launch that runs it to its end under one schedule. ``grids`` keeps what has run, for
-    reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``. ``exact`` as in `Machine`.
+    reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``.
+    ``exact`` is that of `Machine`.
     ``chip``, if given, refuses kernels that were compiled for another.
     """
 
