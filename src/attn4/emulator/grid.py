@@ -23,6 +23,7 @@ from attn4.emulator.schedule import Schedule
 from attn4.emulator.state.asynchronous import Copy
 from attn4.emulator.state.barrier import ClusterBarrier
 from attn4.emulator.state.block import SYSTEM_SHARED_BYTES, Block, Cluster, Dim3, SharedLayout, extent
+from attn4.emulator.state.local import local_layout
 from attn4.emulator.state.memory import ByteMemory, GlobalMemory, SharedMemory, refuse_unwritten
 from attn4.emulator.state.registers import full
 from attn4.emulator.state.special_registers import special_registers
@@ -314,6 +315,7 @@ class Grid:
         cluster.blocks.append(block)
         addresses = dict(self.symbols)
         addresses |= {name: shared.absolute(offset) for name, offset in self.layout.offsets.items()}
+        addresses |= local_layout(self.program.kernel.local)[0]
         lanes = min(self.schedule.warps_together * 32, -(-threads // 32) * 32)
         wide = {name: full(address, "b64", lanes) for name, address in addresses.items()}
         narrow = {name: full(address, "b32", lanes) for name, address in addresses.items()}
