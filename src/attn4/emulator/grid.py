@@ -24,9 +24,11 @@ from attn4.emulator.schedule import Schedule
 from attn4.emulator.state.asynchronous import Copy
 from attn4.emulator.state.barrier import ClusterBarrier
 from attn4.emulator.state.block import SYSTEM_SHARED_BYTES, Block, Cluster, Dim3, SharedLayout, extent
+from attn4.emulator.state.local import local_layout
 from attn4.emulator.state.memory import ByteMemory, GlobalMemory, SharedMemory, refuse_unwritten
 from attn4.emulator.state.registers import full
 from attn4.emulator.state.special_registers import special_registers
+from attn4.emulator.units.fused import as_on_chip, on_chip
 
 if TYPE_CHECKING:
     from attn4.emulator.ptx.module import Instruction
@@ -95,6 +97,7 @@ class Grid:
     limits: Limits
     hazards: bool = False
     strict: bool = False
+    exact: bool = False
     ready: list[Warp] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     resident: list[Cluster] = field(default_factory=list)
@@ -120,7 +123,7 @@ class Grid:
         happened.
         """
         room = self._room(self.residency.sms)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), as_on_chip(self.exact or on_chip()):
             try:
                 self._admit(room)
                 self._loop(room)
@@ -316,6 +319,7 @@ class Grid:
         cluster.blocks.append(block)
         addresses = dict(self.symbols)
         addresses |= {name: shared.absolute(offset) for name, offset in self.layout.offsets.items()}
+        addresses |= local_layout(self.program.kernel.local)[0]
         lanes = min(self.schedule.warps_together * 32, -(-threads // 32) * 32)
         wide = {name: full(address, "b64", lanes) for name, address in addresses.items()}
         narrow = {name: full(address, "b32", lanes) for name, address in addresses.items()}

@@ -24,6 +24,7 @@ class Machine:
     ``memory`` holds the allocations that kernels may touch (``memory.register``); module variables join it
     when the kernel that comes with them is launched first, and keep their contents. ``hazards``: look for
     them; what was found is in the Grid of each launch. ``strict``: of tcgen05, too, as `Watch` says.
+    ``exact``: products of warpgroups are summed bit for bit as on an H200, which takes three times as long.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
@@ -32,6 +33,7 @@ class Machine:
     memory: GlobalMemory = field(default_factory=GlobalMemory)
     hazards: bool = False
     strict: bool = False
+    exact: bool = False
     _variables: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def launch(
@@ -68,6 +70,7 @@ class Machine:
             self.limits,
             self.hazards,
             self.strict,
+            self.exact,
         )
 
     def _address(self, variable: Variable) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attn4.emulator.faults import BarrierFault
 from attn4.emulator.state.barrier import ClusterBarrier, Mbarrier, NamedBarrier, whole_warps
+from attn4.emulator.state.local import LocalMemory, local_layout
 from attn4.emulator.state.tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
@@ -68,6 +69,15 @@ class Block:
     warps: list[Warp] = field(default_factory=list)
     tensor_permit_given_up: bool = False
     _tensor: TensorMemory | None = None
+    _local: LocalMemory | None = None
+
+    @property
+    def local_memory(self) -> LocalMemory:
+        """The local memory of the CTA's threads, made when it is first used."""
+        if self._local is None:
+            _, size = local_layout(self.grid.program.kernel.local)
+            self._local = LocalMemory(-(-extent(self.threads) // 32) * 32, size)
+        return self._local
 
     @property
     def tensor_memory(self) -> TensorMemory:
