@@ -10,12 +10,11 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin, Schedule
 from planted.replay import Recording, Replay
 from planted.targets import TARGETS, recordings
-from planted.waits import Wait, executed, without
+from planted.waits import Site, executed, without
 
 ORDERS: dict[str, Callable[[], Schedule]] = {
     "copies late": lambda: Adversarial(1, late=True),
@@ -33,7 +32,7 @@ class Verdict:
     both empty if none did; ``message`` its first sentence.
     """
 
-    wait: Wait
+    wait: Site
     found: list[str] = field(default_factory=list)
     order: str = ""
     message: str = ""
@@ -48,7 +47,7 @@ class Verdict:
         return "redundant: another wait orders all that it orders"
 
 
-def judged(recording: Recording, wait: Wait, sms: int) -> Verdict:
+def judged(recording: Recording, wait: Site, sms: int) -> Verdict:
     """Run a kernel without ``wait`` under each of ``ORDERS``, until something is reported."""
     verdict = Verdict(wait)
     ptx = without(recording.launch.ptx, wait.line)
@@ -72,7 +71,7 @@ def section(title: str, recording: Recording, sms: int) -> Iterator[str]:
         done = recording.replay(order(), sms=sms)
         if done.kinds:
             raise AssertionError(f"{title} as it is, {name}: {', '.join(done.kinds)}: {_sentence(done)}")
-    waits = executed(recording, sms)
+    waits = [site for site in executed(recording, sms) if site.kind == "wait"]
     verdicts = [judged(recording, wait, sms) for wait in waits]
     found = sum(bool(verdict.found) for verdict in verdicts)
     vacuous = sum(not verdict.found and verdict.wait.is_vacuous for verdict in verdicts)

@@ -32,7 +32,7 @@ class Replay:
     """
 
     hazards: tuple[Hazard, ...]
-    fault: Exception | None
+    fault: EmulationError | None
     memory: tuple[Bytes, ...]
     grid: Grid | None
 
@@ -63,7 +63,7 @@ class Recording:
     ) -> Replay:
         """Run the launch again over the same memory, with another text of its kernel where ``ptx`` is given.
 
-        What a kernel does to itself is a result, not an error: nothing that the launch raises gets out.
+        What the emulator has against the kernel is a result, not an error: no EmulationError gets out.
         """
         for allocation, content in zip(self.launch.allocations, self.before, strict=True):
             allocation.bytes()[:] = content
@@ -71,12 +71,12 @@ class Recording:
         if ptx is not None:
             launch = replace(launch, ptx=ptx, image=hashlib.sha256(ptx.encode()).hexdigest())
         runner = Runner(schedule, Residency(sms=sms), limits or Limits(seconds=120), hazards=hazards)
-        fault: Exception | None = None
+        fault: EmulationError | None = None
         try:
             with _code_kept_apart():
                 runner(launch)
             grid: Grid | None = runner.grids[-1]
-        except Exception as error:  # noqa: BLE001
+        except EmulationError as error:
             fault, grid = error, _grid_of(error)
         found = tuple(grid.findings) if grid is not None else ()
         return Replay(found, fault, contents(launch), grid)
@@ -117,8 +117,3 @@ def _code_kept_apart() -> Iterator[None]:
     """Generated code of changed kernels does not fill the user's cache."""
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"XDG_CACHE_HOME": folder}):
         yield
-
-
-def is_fault(error: Exception | None) -> bool:
-    """Whether the emulator ended a kernel for what it did, rather than for what is not emulated."""
-    return isinstance(error, EmulationError)

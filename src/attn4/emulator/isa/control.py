@@ -171,7 +171,7 @@ def _arrive(aligned: bool) -> Function:
         if _parted(warp, mask, barrier, *count):
             return BLOCKED
         index, expected = _threads(warp, mask, barrier, count)
-        if warp.block.named_barrier(index).arrive(whole_warps(mask) * 32, expected, warp):
+        if warp.block.named_barrier(index).arrive(whole_warps(mask) * 32, expected, warp, waits=False):
             warp.block.wake()
         return None
 
