@@ -124,7 +124,7 @@ def judged(problem: Problem, schedule: Schedule, *, seconds: float = 240) -> Out
     """Run a problem on the emulator under ``schedule``, and hold its results against the oracle."""
     given = inputs(problem)
     expected, expected_lse = oracle(problem, given)
-    with device(problem.arch, schedule, sms=problem.sms, seconds=seconds) as runner:
+    with device(problem.arch, schedule, sms=problem.sms, seconds=seconds) as gpu:
         import flash_attn.cute  # noqa: F401  its import is not counted as time
 
         started = time.monotonic()
@@ -137,7 +137,7 @@ def judged(problem: Problem, schedule: Schedule, *, seconds: float = 240) -> Out
     seen = expected_lse.isfinite()
     if not torch.equal(seen, lse.isfinite()):
         raise AssertionError("LSE must be -inf exactly where no key is seen")
-    kernels = tuple((grid.program.kernel.name, grid.clock) for grid in runner.grids)
+    kernels = tuple((grid.program.kernel.name, grid.clock) for grid in gpu.grids)
     digest = hashlib.sha256(b"".join(x.float().numpy().tobytes() for x in (*results.values(), lse)))
     lse_error = (lse - expected_lse)[seen].abs().max().item()
     return Outcome(errors, lse_error, digest.hexdigest(), kernels, elapsed)
