@@ -79,8 +79,8 @@ def section(title: str, recording: Recording, sms: int) -> Iterator[str]:
     yield f"## {title}"
     yield ""
     yield (
-        f"Grid {launch.grid}, cluster {launch.cluster}, {len(waits)} waits executed: {found} deletions found, "
-        f"{len(waits) - found - vacuous} redundant, {vacuous} that never wait."
+        f"Grid {launch.grid}, cluster {launch.cluster}, {len(waits)} waits executed: {found} deletions "
+        f"found, {len(waits) - found - vacuous} redundant, {vacuous} that never wait."
     )
     yield ""
     yield "| PTX line | barriers at | warps | passed | of these before any phase | without it |"

@@ -1,4 +1,4 @@
-"""A launch kept with the memory that it found, so that it can be run again: changed, and under other orders."""
+"""A launch kept with the memory that it found, so that it can be run again, changed and in other orders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How a launch went: what was reported, the fault that ended it (None: it ran to its end), and its memory.
+    """How a launch went: what was reported, the fault that ended it (None: it ran to its end), its memory.
 
     ``grid`` is the one that ran, None if it did not start.
     """

@@ -15,9 +15,11 @@ from attn4.emulator.schedule import Schedule
 
 
 @contextmanager
-def device(arch: str, schedule: Schedule, *, sms: int, seconds: float, hazards: bool = False) -> Iterator[Gpu]:
-    """`attn4.emulator.device` in which CPU tensors say that they are on the GPU; a launch that takes more than
-    ``seconds`` is given up.
+def device(
+    arch: str, schedule: Schedule, *, sms: int, seconds: float, hazards: bool = False
+) -> Iterator[Gpu]:
+    """`attn4.emulator.device` in which CPU tensors say that they are on the GPU. A launch that takes more
+    than ``seconds`` is given up.
 
     Libraries remember the architecture of the first device that they meet: a process has one.
     """

@@ -33,6 +33,10 @@ _MAX_THREADS = 1024
 # Numbers of enum cudaFuncAttribute (the first is CUfunction_attribute's) and enum cudaLaunchAttributeID.
 _SHARED_SIZE, _MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 1, 8, 9, 14
 _IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY = 0, 2, 4, 6, 8
+_PREFERRED_CLUSTER = 11
+"""A wish for larger clusters; a device may give those of ``_CLUSTER`` to any launch, and here always does."""
+
+_UNDERSTOOD = (_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY, _PREFERRED_CLUSTER)
 
 
 class _Attribute(ctypes.Structure):
@@ -348,7 +352,7 @@ def _known(table: Mapping[int, Any], handle: int | None, what: str) -> Any:
 def _launch_attributes(kernel: _Kernel, config: Any) -> dict[int, tuple[int, ...]]:
     found = {}
     for attribute in config.attributes[: config.attribute_count]:
-        if attribute.id not in (_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY):
+        if attribute.id not in _UNDERSTOOD:
             raise LaunchError(
                 f"Kernel {kernel.name} was launched with attribute {attribute.id}: not emulated."
             )
