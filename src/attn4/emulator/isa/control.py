@@ -174,7 +174,7 @@ def _arrive(aligned: bool) -> Function:
         named = warp.block.named_barrier(index)
         if (watch := warp.block.grid.watch) is not None:
             watch.named_arrives(warp, mask, index, named.phase)
-        if named.arrive(whole_warps(mask) * 32, expected, warp):
+        if named.arrive(whole_warps(mask) * 32, expected, warp, waits=False):
             warp.block.wake()
         return None
 
