@@ -71,7 +71,10 @@ def cp(i: Instruction) -> Function:
 def groups(warp: Warp, lane: int) -> BulkGroups:
     """The bulk async-groups of a thread."""
     threads: dict[int, BulkGroups] = warp.state.setdefault("bulk groups", {})
-    return threads.setdefault(lane, BulkGroups())
+    found = threads.get(lane)
+    if found is None:
+        found = threads[lane] = BulkGroups()
+    return found
 
 
 def _commit(warp: Warp, mask: Mask) -> None:
