@@ -71,7 +71,10 @@ def cp(i: Instruction) -> Function:
 def groups(warp: Warp, lane: int) -> BulkGroups:
     """The bulk async-groups of a thread."""
     threads: dict[int, BulkGroups] = warp.state.setdefault("bulk groups", {})
-    return threads.setdefault(lane, BulkGroups())
+    found = threads.get(lane)
+    if found is None:
+        found = threads[lane] = BulkGroups()
+    return found
 
 
 def _commit(warp: Warp, mask: Mask) -> None:
@@ -231,7 +234,8 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
         lanes = np.flatnonzero(mask)
         issue(warp, int(lanes[0]), sources)
         rest = lanes[1:]
-        if not operation and rest.size and all((s[rest] == s[lanes[0]]).all() for s in sources):
+        once = rest.size and not operation and warp.block.grid.watch is None
+        if once and all((s[rest] == s[lanes[0]]).all() for s in sources):
             # Stores of one tile to one place: the lanes wait for the same copy.
             copy = groups(warp, int(lanes[0])).open[-1]
             for lane in rest.tolist():

@@ -11,6 +11,7 @@ from attn4.emulator.faults import BarrierFault
 from attn4.emulator.isa.memory import address_operand, displaced
 from attn4.emulator.isa.registry import BLOCKED, Function, Modifiers, UnsupportedInstruction, effect
 from attn4.emulator.ptx.module import Address, Instruction
+from attn4.emulator.state.active import shared_value
 from attn4.emulator.state.barrier import Mbarrier, PhaseWait
 from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
 
@@ -68,11 +69,10 @@ def mbarrier(i: Instruction) -> Function:
 
 def _each(mask: Mask, addresses: Lanes) -> list[tuple[int, Mask]]:
     """The distinct addresses of the active lanes, each with its lanes."""
-    active = addresses[mask]
-    first = active[0]
-    if (active == first).all():
-        return [(int(first), mask)]
-    return [(value, mask & (addresses == value)) for value in np.unique(active).tolist()]
+    value = shared_value(addresses, mask)
+    if value is not None:
+        return [(value, mask)]
+    return [(value, mask & (addresses == value)) for value in np.unique(addresses[mask]).tolist()]
 
 
 def _init(i: Instruction, locate: Any) -> Function:
@@ -186,7 +186,8 @@ def _wait(i: Instruction, locate: Any, *, parity: bool, blocks: bool, relaxed: b
 
     def run(warp: Warp, mask: Mask, base: Lanes, phase: Lanes, *_: Lanes) -> Any:
         result = np.zeros(warp.lanes, dtype=np.bool_)
-        for address, lanes in _each(mask, locate(base)):
+        each = _each(mask, locate(base))
+        for address, lanes in each:
             barrier = warp.block.mbarrier(address)
             if parity:
                 result[lanes] = (phase[lanes] & 1) != (barrier.phase & 1)
@@ -197,7 +198,8 @@ def _wait(i: Instruction, locate: Any, *, parity: bool, blocks: bool, relaxed: b
             last = barrier
         if blocks and not warp.expired and not result.any():
             wanted = int(phase[mask.argmax()])
-            warp.waiting = PhaseWait(last, f"parity {wanted & 1}" if parity else f"phase {wanted}")
+            seen = last.phase if len(each) == 1 else None
+            warp.waiting = PhaseWait(last, f"parity {wanted & 1}" if parity else f"phase {wanted}", seen)
             return BLOCKED
         return result
 

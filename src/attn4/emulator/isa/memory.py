@@ -81,6 +81,13 @@ def displaced(address: Address) -> Callable[[Lanes], Lanes]:
     return lambda base: base + offset
 
 
+def displaced_value(address: Address) -> Callable[[int], int]:
+    """As `displaced`, of the base of one lane."""
+    narrow = isinstance(address.base, Register) and address.base.type == "b32"
+    limit = (1 << 32 if narrow else 1 << 64) - 1
+    return lambda base: (base + address.offset) & limit
+
+
 def generic(warp: Warp, address: int) -> Memory:
     """The memory in which a generic address lies."""
     if address >= GLOBAL_START:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.faults import BarrierFault
+from attn4.emulator.state.active import active
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -190,22 +191,41 @@ class Arrival:
     barrier: NamedBarrier | ClusterBarrier
     phase: int
 
+    @property
+    def over(self) -> bool:
+        """Whether that has happened."""
+        return self.barrier.phase > self.phase
+
     def __str__(self) -> str:
         return str(self.barrier)
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseWait:
-    """What a thread waits for that polls an mbarrier; ``wanted`` is a phase or a parity, in words."""
+    """What a thread waits for that polls an mbarrier; ``wanted`` is a phase or a parity, in words.
+
+    ``seen`` is the phase in which it found the barrier, None if it polls several.
+    """
 
     barrier: Mbarrier
     wanted: str
+    seen: int | None = None
     phase: None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether another poll may find something else."""
+        return self.barrier.phase != self.seen
 
     def __str__(self) -> str:
         return f"{self.wanted} of {self.barrier}, arrived last: {self.barrier.last}"
 
 
+def may_be_over(waiting: object) -> bool:
+    """Whether what a thread waits for may have happened; known of barriers, and true of all else."""
+    return bool(getattr(waiting, "over", True))
+
+
 def whole_warps(mask: NDArray[np.bool_]) -> int:
     """The number of warps with a lane in ``mask``."""
-    return int(mask.reshape(-1, 32).any(axis=1).sum())
+    return len(active(mask).warps)

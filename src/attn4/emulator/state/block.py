@@ -115,12 +115,12 @@ class Block:
         return 32 * sum(whole_warps(warp.alive) for warp in self.warps)
 
     def wake(self) -> None:
-        """Let all warps of the cluster that wait look again: something that one may wait for has happened."""
+        """Let the warps of the cluster look again whose wait may be over: something has happened."""
         self.grid.changes += 1
         sleeping = self.cluster.sleeping
         if sleeping:
-            self.grid.ready.extend(sleeping)
-            sleeping.clear()
+            self.grid.ready.extend(warp for warp in sleeping if warp.may_proceed)
+            sleeping[:] = [warp for warp in sleeping if not warp.may_proceed]
 
     def __str__(self) -> str:
         return f"CTA {self.index}"
