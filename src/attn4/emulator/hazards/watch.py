@@ -34,6 +34,7 @@ from attn4.emulator.hazards.order import ALL_PLANES, Engine, Order, Sync
 from attn4.emulator.hazards.shared import SharedAccesses
 from attn4.emulator.hazards.tensor import TensorAccesses
 from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT, extent
+from attn4.emulator.state.local import LocalView
 from attn4.emulator.state.memory import ByteMemory, GlobalMemory, SharedMemory
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from attn4.emulator.state.block import Block, Cluster
 
 Lanes = NDArray[Any]
-Memory = ByteMemory | GlobalMemory
+Memory = ByteMemory | GlobalMemory | LocalView
 
 ACQUIRES = frozenset({"acquire", "acq_rel"})
 RELEASES = frozenset({"release", "acq_rel"})
@@ -246,7 +247,7 @@ class Watch:
         """A load by the lanes of ``mask`` (None: all) of ``nbytes`` each."""
         if isinstance(memory, SharedMemory):
             self.shared.load(warp, mask, memory, addresses, nbytes, i)
-        if self.is_strong(i):
+        if self.is_strong(i) and not isinstance(memory, LocalView):
             self.flags.loads(warp, mask, addresses, acquire=ACQUIRES.intersection(i.modifiers))
 
     def stores(
@@ -263,7 +264,7 @@ class Watch:
         if isinstance(memory, SharedMemory):
             self.shared.store(warp, mask, memory, addresses, nbytes, i)
             self.shared.same_address(warp, mask, memory, addresses, data, nbytes, i)
-        if self.is_strong(i):
+        if self.is_strong(i) and not isinstance(memory, LocalView):
             self.flags.stores(warp, mask, addresses, release=RELEASES.intersection(i.modifiers))
 
     def atomic(self, warp: Warp, mask: Mask, addresses: Lanes, nbytes: int, i: Instruction) -> None:

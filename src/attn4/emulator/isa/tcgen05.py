@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.faults import EmulationError
-from attn4.emulator.isa.control import nothing, require_aligned, uniform
+from attn4.emulator.isa.control import require_aligned, uniform
 from attn4.emulator.isa.memory import address_operand, displaced, displaced_value
 from attn4.emulator.isa.registry import (
     BLOCKED,
