@@ -11,7 +11,7 @@ comma := ,
 GPU := $(if $(shell command -v nvidia-smi 2>/dev/null),$(comma)gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo doctor test test-all test-reference lint format types layers check clean
+.PHONY: help demo doctor test test-all test-reference test-cutlass lint format types layers check clean
 
 help:  ## show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -29,7 +29,10 @@ test-all: $(VENV)/.dev  ## every test; those that need a GPU skip without one
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-reference: $(VENV)/.reference  ## kernels of flash-attn-4 on the emulator (installs it; about 15 minutes)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m reference
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/reference_kernels
+
+test-cutlass: $(VENV)/.dev  ## examples of NVIDIA/cutlass on the emulator; CUTLASS=folder of a checkout
+	CUTLASS=$(abspath $(CUTLASS)) $(BIN)/python -m pytest -n 2 --dist worksteal tests/cutlass_examples
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -1,7 +1,9 @@
 """mbarriers, named barriers and cluster barriers, in tiny PTX kernels under every schedule."""
 
 import numpy as np
+import pytest
 
+from attn4.emulator.faults import BarrierFault
 from emulated.tiny import THREAD, kernel_text, run, words
 
 
@@ -261,3 +263,19 @@ READ:
     out = words(256)
     run(kernel_text(body, shared=512), [out], block=256, schedule=schedule)
     assert out[128:].tolist() == list(range(128))
+
+
+def test_a_warp_that_arrives_twice_in_a_phase_of_a_named_barrier_is_a_fault(schedule):
+    body = (
+        THREAD
+        + """
+    setp.lt.u32 %p1, %r0, 128;
+    @!%p1 bra REST;
+    bar.arrive 1, 256;
+    bar.arrive 1, 256;
+REST:
+    st.global.b32 [%d2], %r0;
+    ret;"""
+    )
+    with pytest.raises(BarrierFault, match="twice in one phase"):
+        run(kernel_text(body), [words(256)], block=256, schedule=schedule)

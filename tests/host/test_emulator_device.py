@@ -127,6 +127,35 @@ def test_a_program_finds_one_device():
         assert driver.cuDeviceGet(1)[0] == driver.CUresult.CUDA_ERROR_INVALID_DEVICE
 
 
+def test_tensors_made_for_the_device_are_made_on_the_cpu(programs):
+    with device("sm_100a"):
+        x = torch.arange(256.0, device="cuda")
+        y = torch.zeros(256).cuda()
+        programs.double(x, y.to("cuda:0"))
+        with pytest.raises(LaunchError, match="cuda:1: one device is emulated"):
+            torch.zeros(1, device="cuda:1")
+    assert torch.equal(y, 2 * torch.arange(256.0))
+    assert y.device.type == "cpu"
+
+
+def test_a_graph_runs_its_launches_when_it_is_replayed(programs, x, y):
+    with device("sm_100a") as gpu:
+        programs.double(x, y)
+        y.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            programs.double(x, y.view(256))
+        assert not y.any()
+        for launches in (2, 3):
+            graph.replay()
+            assert len(gpu.grids) == launches
+        assert torch.equal(y, 2 * x)
+        with pytest.raises(LaunchError, match="add_ was called while a graph is"), torch.cuda.graph(graph):
+            y += 1
+        programs.double(x, y)
+        assert len(gpu.grids) == 4
+
+
 def test_streams_events_and_memory_of_the_driver(programs, x, y):
     from cuda.bindings import driver
 
@@ -145,6 +174,8 @@ def test_streams_events_and_memory_of_the_driver(programs, x, y):
         checked(driver.cuMemsetD32(memory, 0x3F800000, 256))
         checked(driver.cuMemcpyDtoH(x.data_ptr(), memory, 1024))
         assert torch.equal(x, torch.ones(256))
+        with pytest.raises(LaunchError, match=f"2048 bytes at {int(memory):#x} belong to no tensor"):
+            driver.cuMemsetD8(memory, 0, 2048)
         checked(driver.cuMemFree(memory))
         assert driver.cuMemFree(memory)[0] == driver.CUresult.CUDA_ERROR_INVALID_VALUE
         with pytest.raises(LaunchError, match="cuGraphCreate, which is not emulated"):
@@ -300,3 +331,27 @@ def test_the_dsl_may_be_imported_in_the_block_or_before_with_its_runtime_loaded(
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "launched"
+
+
+@pytest.mark.parametrize("ffi", [False, True], ids=["plain", "tvm-ffi"])
+def test_a_compiled_function_runs_in_a_later_block_and_not_between(programs, x, y, ffi):
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import from_dlpack
+
+    def given():
+        return (x, y) if ffi else (from_dlpack(x), from_dlpack(y))
+
+    with device("sm_100a"):
+        described = [from_dlpack(tensor, enable_tvm_ffi=ffi) for tensor in (x, y)]
+        compiled = cute.compile(programs.double, *described, options="--enable-tvm-ffi" if ffi else "")
+        compiled(*given())
+    y.zero_()
+    with pytest.raises(Exception, match=r"cuda|719"):
+        compiled(*given())
+    assert not y.any()
+    with device("sm_100a", schedule="random", sms=1) as gpu:
+        compiled(*given())
+    assert torch.equal(y, 2 * x)
+    assert len(gpu.grids) == 1
+    with device("sm_90a"), pytest.raises(LaunchError, match="for sm_100a, and sm_90a is emulated"):
+        compiled(*given())

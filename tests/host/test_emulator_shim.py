@@ -11,6 +11,7 @@ pytest.importorskip("tvm_ffi")
 
 from attn4.artifact.key import toolchain
 from attn4.emulator.launch import LaunchError, ShimError, driver, image, relink, shim
+from attn4.emulator.launch.device import Chip
 from attn4.emulator.launch.elf import sections
 from host.emulator_kernel import forward_artifact
 
@@ -134,6 +135,20 @@ def test_a_launch_that_a_device_refuses_is_refused(host, artifact, config, probl
         host("_cudaLaunchKernelEx", ctypes.byref(configuration()), kernel, arguments)
 
 
+def test_clusters_have_the_preferred_size_where_the_grid_is_made_of_such(host, artifact):
+    kernel = loaded_kernel(host, artifact)
+    sizes = host.modules.kernels[kernel.value].image.kernels[artifact.description.kernels[0].name]
+    values = [ctypes.create_string_buffer(size) for size in sizes.parameter_bytes]
+    arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    found = []
+    with driver.emulation(found.append) as opened:
+        for blocks in (8, 6):
+            config = configuration((blocks, 1, 1), attributes=[(4, (2, 1, 1)), (11, (4, 1, 1))])
+            with driver.calling(driver.Call(opened, host.modules, {}, ())):
+                host.library.a4_daLaunchKernelEx(ctypes.byref(config), kernel, arguments)
+    assert [launch.cluster for launch in found] == [(4, 1, 1), (2, 1, 1)]
+
+
 def test_what_was_never_loaded_is_named(host, artifact):
     nothing = (ctypes.c_void_p * 1)()
     with pytest.raises(LaunchError, match=r"unknown kernel.*0x3039"):
@@ -166,10 +181,45 @@ def test_memory_of_host_code_is_an_allocation_until_it_is_freed(host):
             assert memory.value % 256 == 0
             host.library.a4_daMemset(memory, 7, ctypes.c_size_t(1000))
             assert (allocation.bytes() == 7).all()
+            host.library.a4_daMemcpy(memory, bytes(16), ctypes.c_size_t(16), 1)
+            assert not allocation.bytes()[:16].any()
             host.library.a4_daFree(memory)
             assert not opened.memory
         with pytest.raises(LaunchError, match="was freed"), driver.calling(call):
             host.library.a4_daFree(memory)
+        for write in (
+            lambda: host.library.a4_daMemset(memory, 7, ctypes.c_size_t(8)),
+            lambda: host.library.a4_daMemcpy(memory, bytes(16), ctypes.c_size_t(8), 1),
+            lambda: host.library.a4_daMemcpy(bytes(16), memory, ctypes.c_size_t(8), 2),
+        ):
+            again = driver.calling(driver.Call(opened, host.modules, {}, ()))
+            with pytest.raises(LaunchError, match=f"8 bytes at {memory.value:#x}"), again:
+                write()
+
+
+def test_the_older_launch_and_the_occupancy_of_a_kernel(host, artifact):
+    kernel = loaded_kernel(host, artifact)
+    sizes = host.modules.kernels[kernel.value].image.kernels[artifact.description.kernels[0].name]
+    values = [ctypes.create_string_buffer(size) for size in sizes.parameter_bytes]
+    arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+
+    class Extent(ctypes.Structure):
+        _fields_ = tuple((name, ctypes.c_uint) for name in "xyz")
+
+    found = []
+    launch = host.library.a4_daLaunchKernel
+    launch.argtypes = (ctypes.c_void_p, Extent, Extent, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    with driver.emulation(found.append, Chip.of("sm_90a").attributes()) as opened:
+        call = driver.Call(opened, host.modules, opened.attributes, ())
+        with driver.calling(call):
+            launch(kernel, Extent(3, 2, 1), Extent(128, 1, 1), arguments, 4096, None)
+            blocks = ctypes.c_int()
+            occupancy = host.library.a4_daOccupancyMaxActiveBlocksPerMultiprocessor
+            occupancy(ctypes.byref(blocks), kernel, 128, ctypes.c_size_t(100_000))
+    assert [(launched.grid, launched.block, launched.shared_bytes) for launched in found] == [
+        ((3, 2, 1), (128, 1, 1), 4096)
+    ]
+    assert blocks.value == 2
 
 
 def test_both_shims_define_all_they_offer_and_no_more(tmp_path):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from attn4.artifact.key import toolchain
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "src").rglob("*.py")) + sorted((ROOT / "tests").rglob("*.py"))
 
@@ -110,11 +112,14 @@ def test_the_examples_in_the_readme_run_on_a_cpu(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    names = {}
+    names, shapes = {}, []
     for example in examples:
+        if "attn4.emulator" in example and toolchain() is None:
+            continue
         exec(example, names)
-    assert len(examples) == 2
-    assert names["out"].shape == (512, 8, 64)
+        shapes.append(tuple(names["out"].shape))
+    assert len(examples) == 3
+    assert shapes[0] == (512, 8, 64)
 
 
 def test_links_between_the_documents_lead_somewhere():

@@ -252,7 +252,7 @@ def test_max_takes_three_sources_and_xorsign_abs():
 
 
 def test_signs_change_without_arithmetic():
-    a = u32(bits(1.5), bits(-1.5), 0x80000000, 0xFFC01234, 1)
+    a = u32(bits(1.5), bits(-1.5), 0x80000000, 0xC0491234, 1)
     np.testing.assert_array_equal(execute("neg.f32 %f0, %f1", a), a ^ np.uint32(0x80000000))
     np.testing.assert_array_equal(execute("abs.f32 %f0, %f1", a), a & np.uint32(0x7FFFFFFF))
     np.testing.assert_array_equal(execute("neg.bf16x2 %r0, %r1", a), a ^ np.uint32(0x80008000))
@@ -262,6 +262,16 @@ def test_signs_change_without_arithmetic():
     np.testing.assert_array_equal(sign, bits([2.0, -2.0, -2.0, -2.0, 2.0]))
 
 
+def test_a_nan_becomes_the_canonical_one_when_its_sign_is_changed():
+    for name in ("abs", "neg", "neg.ftz"):
+        assert execute(f"{name}.f32 %f0, %f1", u32(0xFFC01234)).tolist() == [NAN]
+    assert execute("neg.bf16x2 %r0, %r1", u32(0xFFC07F80)).tolist() == [0x7FFFFF80]
+    assert execute("abs.f16x2 %r0, %r1", u32(0x7C01FC00)).tolist() == [0x7FFF7C00]
+    assert execute("neg.f64 %d0, %d1", np.array([0x7FF8000000000001], np.uint64)).tolist() == [
+        0xFFF8000000000001
+    ]
+
+
 def test_testp_tells_classes_apart():
     a = u32(bits(1.0), 1, 0, INF, NAN)
     classes = {
@@ -269,7 +279,7 @@ def test_testp_tells_classes_apart():
         "infinite": [0, 0, 0, 1, 0],
         "number": [1, 1, 1, 1, 0],
         "notanumber": [0, 0, 0, 0, 1],
-        "normal": [1, 0, 0, 0, 0],
+        "normal": [1, 0, 1, 0, 0],
         "subnormal": [0, 1, 0, 0, 0],
     }
     for name, expected in classes.items():

@@ -137,7 +137,8 @@ def test_bit_field_extract(kind):
     )
     got = execute(f"bfe.{kind} {register}0, {register}1, %r2, %r3", a, b, c)
     for x, position, length, result in zip(a.tolist(), b.tolist(), c.tolist(), got.tolist(), strict=True):
-        position, length = position & 255, length & 255
+        if bits == 32:
+            position, length = position & 255, length & 255
         sign = kind[0] == "s" and length > 0 and x >> min(position + length - 1, bits - 1) & 1
         expected = 0
         for n in range(bits):

@@ -78,7 +78,7 @@ def test_what_is_no_form_is_refused_by_name():
 
 
 def test_products_out_of_bounds_are_zero():
-    a, b, c = u32(0xFFFF3C00, 0x3C003C00), u32(0x3C003C00, 0x3C00FFFF), u32(0x40004000, 0x40004000)
+    a, b, c = u32(0xFFF73C00, 0x3C003C00), u32(0x3C003C00, 0x3C007FF7), u32(0x40004000, 0x40004000)
     plain = execute("fma.rn.f16x2 %r0, %r1, %r2, %r3", a, b, c)
     assert plain.tolist() == [0x7FFF4200, 0x42007FFF]
     assert execute("fma.rn.oob.f16x2 %r0, %r1, %r2, %r3", a, b, c).tolist() == [0x00004200, 0x42000000]

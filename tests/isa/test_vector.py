@@ -144,7 +144,7 @@ def _both(line: str, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         else:
             sources.append(before[operand])
     (run,) = vectors.runs
-    machine_code.compiled(vectors.llvm(LANES), [run.name])[run.name](storage.context)
+    machine_code.compiled(vectors.llvm(LANES), vectors.names)[run.name](storage.context)
     with np.errstate(all="ignore"):
         results = operation.function(*sources)
     results = results if isinstance(results, tuple) else (results,)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recorded.arithmetic import halves, pairs32, singles
+from recorded.arithmetic import halves, pairs32, singles, unary32
 from recorded.program import HEADER, Program, hashed
 
 DTYPES = {
@@ -201,15 +201,13 @@ def loads() -> list[Program]:
         map_ = packed("bf16", (span // 2 + 8, 21), (span // 2, 16), swizzle=swizzle)
         out.append(_load(f"load swizzle {swizzle}", map_, [(0, 0), (8, -3), (-8, 17)], _words(map_, swizzle)))
     for rank in (1, 3, 4, 5):
-        map_ = packed("u16", (18, 5, 4, 3, 3)[:rank], (8, 3, 2, 2, 2)[:rank])
-        out.append(
-            _load(
-                f"load rank {rank}",
-                map_,
-                [(0,) * rank, (-2,) + (1,) * (rank - 1), (14,) * rank],
-                _words(map_, rank),
-            )
-        )
+        # The first coordinate is a multiple of 16 bytes: others are tried alone.
+        map_ = packed("u16", (20, 5, 4, 3, 3)[:rank], (8, 3, 2, 2, 2)[:rank])
+        boxes = [(0,) * rank, (-8,) + (1,) * (rank - 1), (16,) + (2,) * (rank - 1)]
+        out.append(_load(f"load rank {rank}", map_, boxes, _words(map_, rank)))
+    for name, first in (("odd", 1), ("of 4 bytes", 2), ("of 8 bytes", 4), ("negative", -2)):
+        map_ = packed("u16", (20, 5), (8, 3))
+        out.append(_load(f"load from a column {name}", map_, [(first, 1)], _words(map_, 12)))
     map_ = packed("f32", (24, 19), (8, 9), steps=(1, 2))
     out.append(_load("load steps", map_, [(0, 0), (4, 3), (20, 12)], _words(map_, 7)))
     map_ = packed("f32", (24, 8), (16, 4), steps=(2, 1))
@@ -220,6 +218,7 @@ def loads() -> list[Program]:
     for name in ("f32.ftz", "tf32", "tf32.ftz", "f32"):
         map_ = packed(name, (32, 8), (32, 8))
         out.append(_load(f"load {name}", map_, [(0, 0)], singles(256, 10)))
+        out.append(_load(f"load special {name}", map_, [(0, 0)], unary32(256, 13)))
     map_ = packed("bf16", (64, 21), (64, 8), swizzle=3, promotion=2)
     out.append(_load("load promoted", map_, [(0, 3)], _words(map_, 11)))
     return out
@@ -232,14 +231,13 @@ def stores() -> list[Program]:
         out.append(
             _store(f"store swizzle {swizzle}", map_, [(0, 0), (16, 7)], "", _words(map_, 20), hashed(512, 21))
         )
-    map_ = packed("u16", (18, 5, 4), (8, 3, 2))
-    out.append(
-        _store(
-            "store rank 3", map_, [(-2, -1, -1), (12, 3, 3), (4, 1, 1)], "", _words(map_, 22), hashed(512, 23)
-        )
-    )
+    map_ = packed("u16", (20, 5, 4), (8, 3, 2))
+    boxes = [(-8, -1, -1), (16, 3, 3), (8, 1, 1)]
+    out.append(_store("store rank 3", map_, boxes, "", _words(map_, 22), hashed(512, 23)))
+    map_ = packed("u16", (20, 5), (8, 3))
+    out.append(_store("store to a column of 4 bytes", map_, [(2, 1)], "", _words(map_, 24), hashed(512, 25)))
     ordered = ("add", "min", "max")
-    operations = dict.fromkeys(("s32", "u64", "s64", "f16", "bf16"), ordered)
+    operations = dict.fromkeys(("s32", "u64", "f16", "bf16"), ordered) | {"s64": ("min", "max")}
     operations |= {"u32": (*ordered, "inc", "dec", "and", "or", "xor"), "f32": ("add",), "f32.ftz": ("add",)}
     for dtype, names in operations.items():
         map_ = (

@@ -317,6 +317,63 @@ def _probes() -> list[Program]:
     ]
 
 
+_WARP_SHAPES = {"f16": (16, 8), "bf16": (16, 8), "tf32": (8, 4), "e4m3": (32, 16), "e5m2": (32,), "s8": (32,)}
+"""Depths of mma.sync."""
+
+
+def _warp_text(shape: str, d: str, kind: str, counts: tuple[int, int, int]) -> str:
+    """Every warp multiplies what it loads: registers of A, B and C, one array each; the result."""
+    names = [
+        "{" + ", ".join(f"%{x}{n}" for n in range(count)) + "}"
+        for x, count in zip("abc", counts, strict=True)
+    ]
+    loads = "".join(
+        f"ld.param.u64 %v, [p{p}];  mad.wide.u32 %v, %t, 4, %v;\n"
+        + "".join(f"ld.global.b32 %{x}{n}, [%v+{512 * n}];\n" for n in range(count))
+        for p, (x, count) in enumerate(zip("abc", counts, strict=True))
+    )
+    stores = "".join(f"st.global.b32 [%v+{512 * n}], %d{n};\n" for n in range(counts[2]))
+    result = "{" + ", ".join(f"%d{n}" for n in range(counts[2])) + "}"
+    return f"""{HEADER}.visible .entry k(.param .u64 p0, .param .u64 p1, .param .u64 p2, .param .u64 p3)
+{{
+.reg .b32 %a<4>, %b<2>, %c<4>, %d<4>, %t;  .reg .b64 %v;
+mov.u32 %t, %tid.x;
+{loads}
+mma.sync.aligned.{shape}.row.col.{d}.{kind}.{kind}.{d} {result}, {", ".join(names)};
+ld.param.u64 %v, [p3];  mad.wide.u32 %v, %t, 4, %v;
+{stores}
+ret;
+}}
+"""
+
+
+def _warps() -> list[Program]:
+    """mma.sync: the same questions to the product of a warp."""
+    out = []
+    for kind, depths in _WARP_SHAPES.items():
+        for depth, d in product(depths, ("f32", "f16") if kind == "f16" else ("f32",)):
+            d = "s32" if kind == "s8" else d
+            if kind == "e4m3" and depth == 16:
+                continue
+            size = {"tf32": 4, "f16": 2, "bf16": 2}.get(kind, 1)
+            groups = depth * size // 16
+            counts = (2 * groups, groups, 2 if d == "f16" else 4)
+            words = [
+                image(kind, 6, seed)[: 128 * count] for seed, count in zip((61, 62), counts, strict=False)
+            ]
+            raw = hashed(128 * counts[2], 63)
+            third = (raw >> np.uint64(32)).astype(np.uint32)
+            if d == "f16":
+                third = (third & np.uint32(0x83FF83FF)) | np.uint32(0x40003C00)
+            elif d == "f32":
+                exponent = (121 + (raw & np.uint64(0xFFFF)) % np.uint64(13)).astype(np.uint32)
+                third = (third & np.uint32(0x807FFFFF)) | exponent << 23
+            text_ = _warp_text(f"m16n8k{depth}", d, kind, counts)
+            name = f"mma: {kind} k{depth} into {d}"
+            out.append(Program(name, text_, (*words, third), "u4", (counts[2], 128), (1, 128)))
+    return out
+
+
 def programs() -> list[Program]:
     """All programs of this file."""
-    return [*_probes(), *_layouts(), *_sums()]
+    return [*_probes(), *_layouts(), *_sums(), *_warps()]

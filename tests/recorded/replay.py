@@ -14,6 +14,7 @@ import numpy as np
 from attn4.emulator.grid import Shape
 from attn4.emulator.machine import Machine
 from attn4.emulator.ptx.parser import parse
+from attn4.emulator.units.fused import as_on_chip
 from recorded.copies import Copy
 from recorded.program import Program
 
@@ -53,7 +54,8 @@ def emulate(program: Program, tensor_map: np.ndarray | None = None) -> np.ndarra
         machine.memory.register(array.reshape(-1), name=f"p{n}")
     parameters = struct.pack(f"<{len(arrays)}Q", *(array.ctypes.data for array in arrays))
     grid, block = program.threads
-    machine.launch(module.kernels[0], Shape((grid, 1, 1), (block, 1, 1)), parameters, module.globals)
+    with as_on_chip():
+        machine.launch(module.kernels[0], Shape((grid, 1, 1), (block, 1, 1)), parameters, module.globals)
     return program.recorded(inputs[0].reshape(program.shape) if in_place else output)
 
 

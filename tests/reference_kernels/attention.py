@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import asdict, dataclass
 
@@ -18,11 +19,12 @@ from reference_kernels.runtime import device
 class Outcome:
     """``relative_l2`` of each result against float32, the largest error of LSE, and what ran.
 
-    ``kernels`` pairs a kernel's name with the instructions it took.
+    ``digest`` is of the bits of all results. ``kernels`` pairs a kernel's name with the instructions it took.
     """
 
     relative_l2: dict[str, float]
     lse_error: float
+    digest: str
     kernels: tuple[tuple[str, int], ...]
     seconds: float
 
@@ -122,7 +124,7 @@ def judged(problem: Problem, schedule: Schedule, *, seconds: float = 240) -> Out
     """Run a problem on the emulator under ``schedule``, and hold its results against the oracle."""
     given = inputs(problem)
     expected, expected_lse = oracle(problem, given)
-    with device(problem.arch, schedule, sms=problem.sms, seconds=seconds) as runner:
+    with device(problem.arch, schedule, sms=problem.sms, seconds=seconds) as gpu:
         import flash_attn.cute  # noqa: F401  its import is not counted as time
 
         started = time.monotonic()
@@ -135,5 +137,7 @@ def judged(problem: Problem, schedule: Schedule, *, seconds: float = 240) -> Out
     seen = expected_lse.isfinite()
     if not torch.equal(seen, lse.isfinite()):
         raise AssertionError("LSE must be -inf exactly where no key is seen")
-    kernels = tuple((grid.program.kernel.name, grid.clock) for grid in runner.grids)
-    return Outcome(errors, (lse - expected_lse)[seen].abs().max().item(), kernels, elapsed)
+    kernels = tuple((grid.program.kernel.name, grid.clock) for grid in gpu.grids)
+    digest = hashlib.sha256(b"".join(x.float().numpy().tobytes() for x in (*results.values(), lse)))
+    lse_error = (lse - expected_lse)[seen].abs().max().item()
+    return Outcome(errors, lse_error, digest.hexdigest(), kernels, elapsed)

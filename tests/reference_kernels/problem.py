@@ -115,7 +115,7 @@ HOPPER_FORWARD = {
     "128 grouped": _hopper(128, heads=8, kv_heads=2, seqlen_q=100),
     "128 varlen causal": _hopper(128, causal=True, lens_q=LENS_Q, lens_k=LENS_K),
     "128 paged, pages of a tile": _hopper(128, batch=2, seqlen_q=130, seqlen_k=512, page=128),
-    "128 split": _hopper(128, seqlen_q=60, seqlen_k=900, splits=3),
+    "128 float16": _hopper(128, causal=True, dtype="float16"),
 }
 
 HOPPER_BACKWARD = {

@@ -63,3 +63,9 @@ def test_a_kernel_of_the_reference_agrees_with_the_oracle(name):
 @pytest.mark.parametrize("name", UNDER_OTHER_SCHEDULES)
 def test_a_kernel_of_the_reference_agrees_with_the_oracle_in_any_order(name, schedule):
     judge(name, outcome(name, schedule, seed=1))
+
+
+@pytest.mark.parametrize("name", [name for name, problem in PROBLEMS.items() if problem.deterministic])
+def test_what_the_reference_calls_deterministic_has_the_same_bits_in_any_order(name):
+    found = [outcome(name, *order)["digest"] for order in (("round_robin",), ("random", 1), ("random", 2))]
+    assert len(set(found)) == 1

@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": ("attn4.cli.doctor", "say what this machine can run, and why not the rest"),
     "explain": ("attn4.cli.explain", "print the plan of a problem on a machine, without a GPU"),
     "compile": ("attn4.cli.compile", "build kernels ahead of time, without a GPU"),
+    "emulate": ("attn4.cli.emulate", "run a compiled kernel on an emulated GPU: result, hazards, counts"),
     "bench": ("attn4.cli.bench", "time cases against other packages and draw the results"),
 }
 """Command -> its module, with ``add_arguments(parser)`` and ``run(args) -> int``, and a line for the list."""

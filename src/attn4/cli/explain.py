@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window",
         dest="window_size",
-        type=_bound,
+        type=bound,
         nargs=2,
         default=(None, None),
         metavar=("LEFT", "RIGHT"),
@@ -57,5 +57,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _bound(text: str) -> int | None:
+def bound(text: str) -> int | None:
+    """A bound of a window: a number of keys, None for "none"."""
     return None if text.lower() == "none" else int(text)

@@ -30,8 +30,9 @@ def device(
     """A block in which CuTe-DSL's launches run on an emulated GPU, over CPU tensors.
 
     In the block, and in this thread (or task) only, a program finds one device: torch.cuda, cuda.bindings and
-    CuTe-DSL answer for it. What is compiled in the block is compiled for it, CPU tensors lying in its global
-    memory; what is launched has ended when the launch returns. Leaving the block restores everything. Blocks
+    CuTe-DSL answer for it, and tensors that are made for it are made on the CPU. What is compiled in the
+    block is compiled for it, CPU tensors lying in its global memory; what is launched has ended when the
+    launch returns. Leaving the block restores everything. Blocks
     may nest: the innermost counts.
 
     Parameters

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from attn4.emulator.codegen.segments import NOWHERE
 from attn4.emulator.isa.registry import BLOCKED
-from attn4.emulator.state.barrier import whole_warps
+from attn4.emulator.state.active import active, active_bytes
+from attn4.emulator.state.barrier import may_be_over
 from attn4.emulator.state.registers import Lanes, poisoned
+from attn4.emulator.vector.memory import WINDOWS
 
 if TYPE_CHECKING:
     from attn4.emulator.codegen.layout import Storage
@@ -57,7 +59,7 @@ class Path:
 
     def __post_init__(self) -> None:
         self.bits = self.mask.tobytes()
-        self.warps = whole_warps(self.mask)
+        self.warps = len(active_bytes(self.bits).warps)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +68,7 @@ class Warp:
 
     ``expired`` tells waits with a time limit that it is over. ``state`` holds what definitions keep for
     each warp. ``everyone`` is the mask in use while all lanes run together, None while they do not.
+    ``numbers`` are the hardware warps, counted in the CTA.
     """
 
     block: Block
@@ -87,9 +90,11 @@ class Warp:
     everyone: Mask | None = None
     storage: Storage | None = None
     context: int = 0
+    numbers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         lanes = len(self.threads)
+        self.numbers = tuple(thread // 32 for thread in self.threads[::32].tolist())
         count = self.block.threads[0] * self.block.threads[1] * self.block.threads[2]
         self.storage = storage = self.program.storage(lanes)
         self.registers = self._views(storage) if storage else poisoned(self.program.registers, lanes)
@@ -100,6 +105,8 @@ class Warp:
     def _views(self, storage: Storage) -> list[Any]:
         """The registers that Python touches, as views of the storage; None for all others."""
         self.context = storage.context
+        storage.attach(WINDOWS["shared"], self.block.shared)
+        storage.attach(WINDOWS["param"], self.block.grid.parameters)
         for kind, name in storage.layout.fixed:
             value = {"b32": self.symbol_b32, "b64": self.symbol_b64}.get(kind)
             found = self.special[name](self) if value is None else value[name]
@@ -117,14 +124,14 @@ class Warp:
         return len(self.threads)
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """The hardware warps, counted in the CTA."""
-        return tuple(int(thread) // 32 for thread in self.threads[::32])
-
-    @property
     def finished(self) -> bool:
         """Whether all lanes have exited."""
         return not self.paths
+
+    @property
+    def may_proceed(self) -> bool:
+        """Whether what a path waits for may have happened."""
+        return any(may_be_over(path.waiting) for path in self.paths)
 
     def run(self, budget: int) -> bool:
         """Execute up to about ``budget`` instructions a lane; false if all paths wait."""
@@ -133,7 +140,7 @@ class Warp:
         for path in list(self.paths):
             if budget <= 0:
                 break
-            if path in self.paths:
+            if path in self.paths and (not path.waiting or self.expired or may_be_over(path.waiting)):
                 budget = self._follow(path, functions.full, functions.some, budget)
         self.expired = False
         if len(self.paths) > 1:
@@ -267,8 +274,9 @@ class Warp:
         """Whether ``mask`` holds all or none of the living lanes of each hardware warp."""
         if mask is self.everyone:
             return True
-        touched = np.repeat(mask.reshape(-1, 32).any(axis=1), 32)
-        return bool((mask == (touched & self.alive)).all())
+        lanes = active(mask)
+        living = lanes.touched & self.alive
+        return living.tobytes() == mask.tobytes()
 
     def __str__(self) -> str:
         numbers = self.numbers

@@ -13,6 +13,7 @@ from attn4.emulator.launch import bindings, dsl, torch_cuda
 from attn4.emulator.launch.device import Chip
 from attn4.emulator.launch.driver import emulation
 from attn4.emulator.launch.patches import Patches
+from attn4.emulator.launch.torch_device import CudaOnCpu
 from attn4.emulator.report.report import Report, report
 from attn4.emulator.runner import Runner
 from attn4.emulator.schedule import Schedule, named
@@ -46,8 +47,12 @@ class Gpu:
 
     @property
     def hazards(self) -> list[Hazard]:
-        """What was found wrong in all of them, though they ran on."""
-        return [hazard for grid in self.grids for hazard in grid.findings]
+        """What was found wrong in them: where they ran on, and what they ended with if they did not."""
+        found: list[Hazard] = []
+        for grid in self.grids:
+            found += grid.findings
+            found += [grid.failure] if grid.failure is not None else []
+        return found
 
 
 @contextmanager
@@ -68,7 +73,7 @@ def opened(
     watcher = dsl.Watcher({dsl.PACKAGE, dsl.PROVIDER}, _patches.refresh)
     sys.meta_path.insert(0, watcher)
     try:
-        with _patches.held(), emulation(runner, chip=chip):
+        with _patches.held(), CudaOnCpu(), emulation(runner, chip=chip):
             yield Gpu(chip, runner)
     finally:
         sys.meta_path.remove(watcher)

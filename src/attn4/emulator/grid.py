@@ -16,16 +16,19 @@ from numpy.typing import NDArray
 from attn4.emulator.codegen.program import Program
 from attn4.emulator.engine import Warp
 from attn4.emulator.faults import Deadlock, EmulationError, Livelock, Place, StepLimit
-from attn4.emulator.hazards.findings import Findings
+from attn4.emulator.hazards.fatal import fatal
+from attn4.emulator.hazards.findings import Findings, Hazard
 from attn4.emulator.hazards.watch import Watch
 from attn4.emulator.report.tally import Tally
 from attn4.emulator.schedule import Schedule
 from attn4.emulator.state.asynchronous import Copy
 from attn4.emulator.state.barrier import ClusterBarrier
 from attn4.emulator.state.block import SYSTEM_SHARED_BYTES, Block, Cluster, Dim3, SharedLayout, extent
+from attn4.emulator.state.local import local_layout
 from attn4.emulator.state.memory import ByteMemory, GlobalMemory, SharedMemory, refuse_unwritten
 from attn4.emulator.state.registers import full
 from attn4.emulator.state.special_registers import special_registers
+from attn4.emulator.units.fused import as_on_chip, on_chip
 
 if TYPE_CHECKING:
     from attn4.emulator.ptx.module import Instruction
@@ -80,8 +83,8 @@ class Residency:
 @dataclass(slots=True)
 class Grid:
     """The state of one launch. ``clock`` counts instructions; ``changes`` what other threads may have seen
-    change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks. ``tally``
-    counts for reports.
+    change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks. ``failure``
+    is what ended it before its time. ``tally`` counts for reports.
     """
 
     program: Program
@@ -93,6 +96,8 @@ class Grid:
     residency: Residency
     limits: Limits
     hazards: bool = False
+    strict: bool = False
+    exact: bool = False
     ready: list[Warp] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     resident: list[Cluster] = field(default_factory=list)
@@ -101,6 +106,7 @@ class Grid:
     retired: int = 0
     running: Warp | None = None
     findings: Findings = field(default_factory=Findings)
+    failure: Hazard | None = None
     watch: Watch | None = field(init=False)
     tally: Tally = field(init=False)
     waiting: Iterator[Cluster] = field(init=False)
@@ -109,7 +115,7 @@ class Grid:
     def __post_init__(self) -> None:
         self.layout = SharedLayout.of(self.program.kernel, self.shape.dynamic_shared)
         self.tally = Tally(len(self.program.segments))
-        self.watch = Watch(self, self.findings) if self.hazards else None
+        self.watch = Watch(self, self.findings, strict=self.strict) if self.hazards else None
         self.waiting = self._clusters()
 
     def run(self) -> None:
@@ -117,7 +123,7 @@ class Grid:
         happened.
         """
         room = self._room(self.residency.sms)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), as_on_chip(self.exact or on_chip()):
             try:
                 self._admit(room)
                 self._loop(room)
@@ -303,7 +309,8 @@ class Grid:
         inside = (rank % width, rank // width % height, rank // (width * height))
         index = tuple(c * s + i for c, s, i in zip(cluster.index, cluster.shape, inside, strict=True))
         shared = SharedMemory(self.layout.size - SYSTEM_SHARED_BYTES, rank)
-        shared.on_unwritten = refuse_unwritten
+        # A Watch finds such reads itself, when they are issued, and lets the kernel go on.
+        shared.on_unwritten = refuse_unwritten if self.watch is None else None
         threads = extent(self.shape.block)
         place = (index[0], index[1], index[2])
         across, down, _ = self.shape.grid
@@ -312,6 +319,7 @@ class Grid:
         cluster.blocks.append(block)
         addresses = dict(self.symbols)
         addresses |= {name: shared.absolute(offset) for name, offset in self.layout.offsets.items()}
+        addresses |= local_layout(self.program.kernel.local)[0]
         lanes = min(self.schedule.warps_together * 32, -(-threads // 32) * 32)
         wide = {name: full(address, "b64", lanes) for name, address in addresses.items()}
         narrow = {name: full(address, "b32", lanes) for name, address in addresses.items()}
@@ -321,16 +329,22 @@ class Grid:
             block.warps.append(Warp(block, self.program, numbers, special, narrow, wide))
 
     def _annotate(self, error: Exception) -> None:
+        place = self._place(error)
+        if place is not None:
+            error.add_note(str(place))
+        self.failure = fatal(error, self.program.kernel.name, place)
+
+    def _place(self, error: Exception) -> Place | None:
         warp = self.running
         if warp is None:
-            return
+            return None
         instruction = self._raising(error)
         path = warp.current
         numbers = warp.numbers
         if path is not None:
             active = np.flatnonzero(path.mask.reshape(-1, 32).any(axis=1))
             numbers = tuple(numbers[n] for n in active.tolist())
-        error.add_note(str(Place(self.program.kernel.name, warp.block.index, numbers, instruction)))
+        return Place(self.program.kernel.name, warp.block.index, numbers, instruction)
 
     def _raising(self, error: Exception) -> Instruction | None:
         traceback = error.__traceback__

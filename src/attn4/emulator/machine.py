@@ -23,7 +23,8 @@ class Machine:
 
     ``memory`` holds the allocations that kernels may touch (``memory.register``); module variables join it
     when the kernel that comes with them is launched first, and keep their contents. ``hazards``: look for
-    them; what was found is in the Grid of each launch.
+    them; what was found is in the Grid of each launch. ``strict``: of tcgen05, too, as `Watch` says.
+    ``exact``: products of warpgroups are summed bit for bit as on an H200, which takes three times as long.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
@@ -31,6 +32,8 @@ class Machine:
     limits: Limits = field(default_factory=Limits)
     memory: GlobalMemory = field(default_factory=GlobalMemory)
     hazards: bool = False
+    strict: bool = False
+    exact: bool = False
     _variables: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def launch(
@@ -57,7 +60,7 @@ class Machine:
         for variable in variables:
             symbols[variable.name] = self._address(variable)
         return Grid(
-            program(kernel, vectors=vectorised(kernel)),
+            program(kernel, vectors=vectorised(kernel) and not self.hazards),
             shape,
             self.memory,
             symbols,
@@ -66,6 +69,8 @@ class Machine:
             self.residency,
             self.limits,
             self.hazards,
+            self.strict,
+            self.exact,
         )
 
     def _address(self, variable: Variable) -> int:

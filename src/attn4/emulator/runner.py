@@ -26,7 +26,7 @@ from attn4.emulator.state.memory import GlobalMemory
 class Runner:
     """A function of a Launch that runs it to its end under one schedule. ``grids`` keeps what has run, for
     reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``.
-    ``chip``, if given, refuses kernels that were compiled for another.
+    ``strict`` and ``exact`` are those of `Machine`. ``chip``, if given, refuses kernels compiled for another.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
@@ -34,7 +34,9 @@ class Runner:
     limits: Limits = field(default_factory=Limits)
     grids: list[Grid] = field(default_factory=list)
     hazards: bool = False
+    exact: bool = False
     chip: Chip | None = None
+    strict: bool = False
     _modules: dict[str, tuple[Module, Machine]] = field(default_factory=dict)
 
     def __call__(self, launch: Launch) -> None:
@@ -60,7 +62,15 @@ class Runner:
         known = self._modules.get(launch.image)
         if known is None:
             module = parsed(launch.image, launch.ptx)
-            machine = Machine(self.schedule, self.residency, self.limits, GlobalMemory(), self.hazards)
+            machine = Machine(
+                self.schedule,
+                self.residency,
+                self.limits,
+                GlobalMemory(),
+                self.hazards,
+                self.strict,
+                self.exact,
+            )
             known = (module, machine)
             self._modules[launch.image] = known
         return known

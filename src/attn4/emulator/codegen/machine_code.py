@@ -21,8 +21,12 @@ def available() -> bool:
     return importlib.util.find_spec("llvmlite") is not None
 
 
-def compiled(text: str, names: list[str]) -> dict[str, Callable[[int], None]]:
-    """The functions of a module, called with the address of a context. They live as long as the result."""
+def compiled(text: str, names: dict[str, tuple[Any, int]]) -> dict[str, Callable[..., Any]]:
+    """The functions of a module, which live as long as the result.
+
+    ``names`` gives the ctypes result of each and how many arguments it takes, all of them 64-bit integers or
+    addresses. A global ``@functions`` is filled with the loops of `FUNCTIONS`.
+    """
     binding = _llvm()
     machine = _machine()
     features = binding.get_host_cpu_features().flatten()
@@ -37,12 +41,14 @@ def compiled(text: str, names: list[str]) -> dict[str, Callable[[int], None]]:
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(fresh=True))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    table = (ctypes.c_uint64 * 16).from_address(engine.get_global_value_address("functions"))
-    for n, name in enumerate(FUNCTIONS):
-        table[2 * n], table[2 * n + 1] = _double_loop(getattr(np, name))
-    prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    found: dict[str, Callable[[int], None]] = {}
-    for name in names:
+    place = engine.get_global_value_address("functions")
+    if place:
+        table = (ctypes.c_uint64 * 16).from_address(place)
+        for n, name in enumerate(FUNCTIONS):
+            table[2 * n], table[2 * n + 1] = _double_loop(getattr(np, name))
+    found: dict[str, Callable[..., Any]] = {}
+    for name, (result, arguments) in names.items():
+        prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_uint64] * arguments)
         function: Any = prototype(engine.get_function_address(name))
         function.engine = engine
         found[name] = function

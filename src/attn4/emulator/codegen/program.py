@@ -87,6 +87,7 @@ class Program:
         storage = Storage(self.vectors.layout, lanes)
         touched = self.vectors.python
         storage.views = [storage.register(r) if r in touched else None for r in self.registers]
+        storage.views += [storage.rows(rows) for rows in self.vectors.layout.rows]
         return storage
 
     def recycle(self, storage: Storage) -> None:
@@ -106,7 +107,7 @@ class Program:
             "BLOCKED": BLOCKED,
         }
         if self.vectors is not None:
-            names |= machine_code.compiled(self.vectors.llvm(lanes), [run.name for run in self.vectors.runs])
+            names |= machine_code.compiled(self.vectors.llvm(lanes), self.vectors.names)
         for segment in self.segments:
             for number, operation in segment.operations:
                 names[f"f{number}"] = operation.function

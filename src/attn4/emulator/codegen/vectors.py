@@ -7,13 +7,16 @@ place, under the mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from ctypes import c_int32
 from dataclasses import dataclass, field
+from typing import Any
 
 from attn4.emulator.codegen.emit import Source, is_narrow
-from attn4.emulator.codegen.layout import Fixed, Layout
+from attn4.emulator.codegen.layout import Fixed, Layout, Rows
 from attn4.emulator.codegen.runs import Item, Run, divide, stored
 from attn4.emulator.codegen.segments import Segment, may_wait
-from attn4.emulator.isa.registry import WIDTHS, Operation, UnsupportedInstruction
+from attn4.emulator.isa.registry import WIDTHS, Operation, UnsupportedInstruction, WithRows
 from attn4.emulator.ptx.module import (
     Immediate,
     Negated,
@@ -21,8 +24,10 @@ from attn4.emulator.ptx.module import (
     Register,
     SpecialRegister,
     Symbol,
+    Vector,
 )
 from attn4.emulator.vector.body import LANES, Body, Value, constant
+from attn4.emulator.vector.memory import Access, access_of, text
 from attn4.emulator.vector.registry import emit
 
 PARAMETERS = "w, R, m, b"
@@ -35,30 +40,74 @@ class Vectors:
     segments: tuple[Segment, ...]
     items: tuple[tuple[Item, ...], ...]
     layout: Layout
+    accesses: dict[int, Access] = field(default_factory=dict)
     python: dict[Register, None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, segments: tuple[Segment, ...]) -> Vectors:
-        """Divide the segments of a kernel."""
+    def of(cls, segments: tuple[Segment, ...], *, watched: bool = False) -> Vectors:
+        """Divide the segments of a kernel. ``watched``: a Watch is to be told of all accesses to memory."""
         items = tuple(divide(segment) for segment in segments)
         outlive = stored(segments, items)
         fixed: dict[Fixed, str] = {}
+        accesses = {} if watched else dict(_accesses(items))
+        for access in accesses.values():
+            if isinstance(access.base, Symbol):
+                fixed["b64", access.base.name] = "b64"
         for run in _runs(items):
             for _, operation in run.operations:
                 for operand in operation.sources:
                     name = fixed_name(operation, operand)
                     if name is not None:
                         fixed[name] = operand.type if isinstance(operand, SpecialRegister) else name[0]
-        return cls(segments, items, Layout.of(outlive, fixed))
+        wide = [rows for rows in map(rows_of, _others(items)) if rows]
+        return cls(segments, items, Layout.of(outlive, fixed, wide), accesses)
 
     @property
     def runs(self) -> list[Run]:
         """All runs."""
         return list(_runs(self.items))
 
+    @property
+    def names(self) -> dict[str, tuple[Any, int]]:
+        """The functions of the module with their results and numbers of arguments."""
+        runs: dict[str, tuple[Any, int]] = {run.name: (None, 1) for run in self.runs}
+        return runs | {f"memory{number}": (c_int32, 1) for number in self.accesses}
+
     def llvm(self, lanes: int) -> str:
         """The text of a module with a function for each run."""
-        return _HEADER + "\n".join(_function(run, self.layout, lanes) for run in self.runs)
+        parts = [_HEADER, *(_function(run, self.layout, lanes) for run in self.runs)]
+        places = self.layout.registers
+        for number, access in self.accesses.items():
+            base = access.base
+            at = self.layout.fixed["b64", base.name] if isinstance(base, Symbol) else places[base]
+            parts.append(text(f"memory{number}", access, places, at, lanes))
+        return "\n".join(parts)
+
+
+def _accesses(items: tuple[tuple[Item, ...], ...]) -> Iterator[tuple[int, Access]]:
+    for parts in items:
+        for item in parts:
+            access = None if isinstance(item, Run) else access_of(item[1])
+            if access is not None and not isinstance(item, Run):
+                yield item[0], access
+
+
+def _others(items: tuple[tuple[Item, ...], ...]) -> list[Operation]:
+    return [item[1] for parts in items for item in parts if not isinstance(item, Run)]
+
+
+def rows_of(operation: Operation) -> Rows:
+    """The vector of registers that an effect with a form for rows reads or writes; else empty."""
+    if not isinstance(operation.function, WithRows):
+        return ()
+    operands = operation.destinations or operation.sources
+    registers = tuple(operand for operand in operands if isinstance(operand, Register))
+    if operation.destinations:
+        return registers if len(registers) == len(operands) > 1 else ()
+    vector = operation.instruction.operands[-1]
+    items = vector.items if isinstance(vector, Vector) else ()
+    registers = tuple(operand for operand in items if isinstance(operand, Register))
+    return registers if len(registers) == len(items) > 1 else ()
 
 
 def _runs(items: tuple[tuple[Item, ...], ...]) -> list[Run]:
@@ -224,7 +273,7 @@ def emit_python(vectors: Vectors, places: dict[Register, int]) -> Source:
     source = Source([], [])
     for segment, items in zip(vectors.segments, vectors.items, strict=True):
         for masked in (False, True):
-            _Python(source, places, vectors.python, masked=masked).segment(segment, items)
+            _Python(source, places, vectors, masked=masked).segment(segment, items)
     for name in ("full", "some"):
         source.add(f"{name} = [{', '.join(f'{name}{segment.index}' for segment in vectors.segments)}]")
     return source
@@ -232,11 +281,13 @@ def emit_python(vectors: Vectors, places: dict[Register, int]) -> Source:
 
 class _Python:
     def __init__(
-        self, source: Source, places: dict[Register, int], touched: dict[Register, None], *, masked: bool
+        self, source: Source, places: dict[Register, int], vectors: Vectors, *, masked: bool
     ) -> None:
         self._source = source
         self._places = places
-        self._touched = touched
+        self._touched = vectors.python
+        self._accesses = vectors.accesses
+        self._rows = {rows: len(places) + n for n, rows in enumerate(vectors.layout.rows)}
         self._masked = masked
 
     def segment(self, segment: Segment, items: tuple[Item, ...]) -> None:
@@ -246,22 +297,39 @@ class _Python:
             if isinstance(item, Run):
                 self._source.add(f" {item.name}(w.context)", item.operations[0][0])
             else:
-                self._operation(*item)
+                self._other(*item)
         self._jump(segment)
 
     def _name(self, register: Register) -> str:
         self._touched[register] = None
         return f"R[{self._places[register]}]"
 
-    def _operation(self, number: int, operation: Operation) -> None:
+    def _other(self, number: int, operation: Operation) -> None:
+        if number not in self._accesses:
+            self._operation(number, operation, " ")
+            return
+        self._source.add(f" if memory{number}(w.context):", number)
+        self._operation(number, operation, "  ")
+        if not self._accesses[number].load:
+            self._source.add(" else: w.block.grid.changes += 1", number)
+
+    def _operation(self, number: int, operation: Operation, indent: str) -> None:
         i = operation.instruction
         add = self._source.add
-        indent, mask = " ", "m"
+        mask = "m"
         if i.guard is not None:
             guard = self._name(i.guard.register)
-            add(f" g = {'~' if i.guard.negated else ''}{guard} & m", number)
-            add(" if ONE in g.tobytes():", number)
-            indent, mask = "  ", "g"
+            add(f"{indent}g = {'~' if i.guard.negated else ''}{guard} & m", number)
+            add(f"{indent}if ONE in g.tobytes():", number)
+            indent, mask = indent + " ", "g"
+        rows = rows_of(operation)
+        if rows in self._rows:
+            count = len(operation.sources) - (0 if operation.destinations else len(rows))
+            others = [self._argument(number, n, operation, operation.sources[n]) for n in range(count)]
+            add(
+                f"{indent}f{number}.rows({', '.join(['w', mask, f'R[{self._rows[rows]}]', *others])})", number
+            )
+            return
         arguments = [
             self._argument(number, n, operation, operand) for n, operand in enumerate(operation.sources)
         ]

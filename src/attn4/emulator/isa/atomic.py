@@ -12,7 +12,7 @@ from attn4.emulator.isa.memory import address_operand, displaced, generic, share
 from attn4.emulator.isa.registry import Function, Modifiers, UnsupportedInstruction, effect, value_type
 from attn4.emulator.ptx.module import Instruction, Register, Vector
 from attn4.emulator.state.memory import ByteMemory, GlobalMemory
-from attn4.emulator.units.formats import bf16_to_f32, f32_to_bf16, flush_subnormals
+from attn4.emulator.units.formats import bf16_to_f32, f32_to_bf16, f32_to_f16, flush_subnormals
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -79,6 +79,8 @@ def _atomic(i: Instruction, address: int) -> Function:
     def run(warp: Warp, mask: Mask, base: Lanes, *values: Lanes) -> Any:
         addresses = locate(base).tolist()
         old = np.zeros((count, warp.lanes), dtype=f"u{size}")
+        if (watch := warp.block.grid.watch) is not None:
+            watch.atomic(warp, mask, locate(base), size * count, i)
         for lane in np.flatnonzero(mask).tolist():
             at = addresses[lane]
             target = memory(warp, at)
@@ -115,9 +117,20 @@ def _combine(i: Instruction, operation: str, kind: str, space: str) -> Combine:
     if not floating:
         return {"add": np.add, "min": np.minimum, "max": np.maximum}[operation]
     function: Combine = {"add": np.add, "min": np.fmin, "max": np.fmax}[operation]
+    if operation == "add" and kind in ("f16", "f16x2"):
+        return lambda old, new: f32_to_f16(old.astype(np.float32) + new.astype(np.float32)).view(np.float16)
     if kind.startswith("bf16"):
         return lambda old, new: f32_to_bf16(function(bf16_to_f32(old), bf16_to_f32(new)))
     if kind == "f32" and operation == "add" and space != "shared" and not space.startswith("shared::"):
         # "atom.add.f32 on global memory flushes subnormal inputs and results to sign-preserving zero".
-        return lambda old, new: flush_subnormals(function(flush_subnormals(old), flush_subnormals(new)))
+        return lambda old, new: _canonical(
+            flush_subnormals(function(flush_subnormals(old), flush_subnormals(new)))
+        )
+    if kind == "f32" and operation == "add":
+        return lambda old, new: _canonical(function(old, new))
     return function
+
+
+def _canonical(values: Any) -> Any:
+    """float32 values with every NaN as 0x7fffffff."""
+    return np.where(np.isnan(values), np.array(0x7FFFFFFF, np.uint32).view(np.float32), values)

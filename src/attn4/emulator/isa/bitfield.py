@@ -16,10 +16,12 @@ _U32: Final = np.dtype(np.uint32)
 _U64: Final = np.dtype(np.uint64)
 
 
-def _field(position: Array, length: Array, kind: str) -> tuple[Array, Array]:
-    """Position and length of a bit field, clamped to the width, as the element type."""
+def _field(position: Array, length: Array, kind: str, read: int = 0xFF) -> tuple[Array, Array]:
+    """Position and length of a bit field, the bits that are read clamped to the width, as the element
+    type.
+    """
     inside = lane_type(kind)
-    low, limit = np.uint32(0xFF), np.uint32(WIDTHS[kind])
+    low, limit = np.uint32(read), np.uint32(WIDTHS[kind])
     return (
         np.minimum(position & low, limit).astype(inside),
         np.minimum(length & low, limit).astype(inside),
@@ -32,8 +34,10 @@ def bfe(i: Instruction) -> Function:
     kind = typed(i, 4, "u32", "u64", "s32", "s64")
     inside, outside = lane_type(kind), register_type(kind)
     width = inside.type(WIDTHS[kind])
+    # PTX leaves values beyond 255 open. Of 32 bits an H200 reads the low byte, of 64 the whole register.
+    read = 0xFF if WIDTHS[kind] == 32 else 0xFFFFFFFF
     if isinstance(i.operands[2], Immediate) and isinstance(i.operands[3], Immediate):
-        at, bits = (min(operand.bits(32) & 0xFF, WIDTHS[kind]) for operand in (i.operands[2], i.operands[3]))
+        at, bits = (min(operand.bits(32) & read, WIDTHS[kind]) for operand in (i.operands[2], i.operands[3]))
         right, unused = Spread(at, inside), Spread(WIDTHS[kind] - bits, inside)
 
         def fixed(a: Array, _: Array, __: Array) -> Array:
@@ -45,7 +49,7 @@ def bfe(i: Instruction) -> Function:
             return fixed
 
     def extract(a: Array, b: Array, c: Array) -> Array:
-        position, length = _field(b, c, kind)
+        position, length = _field(b, c, kind, read)
         unused = width - length
         field: Array = (a.view(inside) >> position) << unused >> unused
         return np.where(length == 0, inside.type(0), field).view(outside)

@@ -71,13 +71,18 @@ def cp(i: Instruction) -> Function:
 def groups(warp: Warp, lane: int) -> BulkGroups:
     """The bulk async-groups of a thread."""
     threads: dict[int, BulkGroups] = warp.state.setdefault("bulk groups", {})
-    return threads.setdefault(lane, BulkGroups())
+    found = threads.get(lane)
+    if found is None:
+        found = threads[lane] = BulkGroups()
+    return found
 
 
 def _commit(warp: Warp, mask: Mask) -> None:
     """PTX: "Commits all prior initiated but uncommitted cp.async.bulk instructions" of each thread."""
     for lane in np.flatnonzero(mask).tolist():
         groups(warp, lane).commit()
+        if (watch := warp.block.grid.watch) is not None:
+            watch.bulk_engine(warp, lane).issued += 1
 
 
 def _wait(warp: Warp, mask: Mask, pending: Lanes, read: bool) -> None:
@@ -88,6 +93,8 @@ def _wait(warp: Warp, mask: Mask, pending: Lanes, read: bool) -> None:
     for lane, each in issued.items():
         if mask[lane]:
             each.wait(int(pending[lane]), read=read)
+            if (watch := warp.block.grid.watch) is not None:
+                watch.bulk_waited(warp, lane, int(pending[lane]), read=read)
 
 
 class _Operands:
@@ -179,6 +186,9 @@ def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         at = operands.coordinates(1, lane, sources)
         ctas = operands.value(3, lane, sources) if multicast else None
         warp.block.grid.tally.add(warp, lane, "bulk load bytes", tensor.tile_bytes)
+        if (watch := warp.block.grid.watch) is not None:
+            for address, signalled in _targets(target, barrier, ctas, pair):
+                watch.copies.fills(warp, lane, address, tensor.tile_bytes, signalled, i)
 
         def complete() -> None:
             tile = bulk.gather_tile(tensor, warp.block.grid.memory, at)
@@ -214,6 +224,8 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
             else:
                 bulk.put_tile(tensor, memory, staged[0], at)
 
+        if (watch := warp.block.grid.watch) is not None:
+            watch.copies.drains(warp, lane, address, tensor.tile_bytes, i)
         copy = Copy(f"a tensor store issued by {warp} at PTX line {i.line}", write, read)
         groups(warp, lane).open.append(copy)
         warp.block.grid.issue(copy)
@@ -222,7 +234,8 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
         lanes = np.flatnonzero(mask)
         issue(warp, int(lanes[0]), sources)
         rest = lanes[1:]
-        if not operation and rest.size and all((s[rest] == s[lanes[0]]).all() for s in sources):
+        once = rest.size and not operation and warp.block.grid.watch is None
+        if once and all((s[rest] == s[lanes[0]]).all() for s in sources):
             # Stores of one tile to one place: the lanes wait for the same copy.
             copy = groups(warp, int(lanes[0])).open[-1]
             for lane in rest.tolist():
@@ -277,6 +290,11 @@ def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
                 if not by_group:
                     _signal(warp, signalled, nbytes)
 
+        if (watch := warp.block.grid.watch) is not None:
+            watch.copies.drains(warp, lane, source, nbytes, i, None if by_group else barrier)
+            if not by_group:
+                for address, signalled in _targets(target, barrier, ctas, pair=False):
+                    watch.copies.fills(warp, lane, address, nbytes, signalled, i)
         copy = Copy(f"a bulk copy issued by {warp} at PTX line {i.line}", write, read)
         if by_group:
             groups(warp, lane).open.append(copy)
@@ -301,15 +319,18 @@ def _by_lane(issue: Callable[[Warp, int, tuple[Lanes, ...]], None]) -> Function:
 
 
 def _small(i: Instruction, modifiers: Modifiers) -> Function:
-    """cp.async (non-bulk): copied at once; its groups therefore have nothing to wait for."""
+    """cp.async (non-bulk): copied at once; its groups have nothing to wait for, but a Watch is told."""
     if modifiers.flag("mbarrier"):
         return copies_arrived(i, modifiers)
-    if modifiers.flag("commit_group") or modifiers.flag("wait_all"):
+    if modifiers.flag("commit_group"):
         modifiers.done()
-        return nothing
+        return _commit_small
+    if modifiers.flag("wait_all"):
+        modifiers.done()
+        return lambda warp, mask: _wait_small(warp, mask, None)
     if modifiers.flag("wait_group"):
         modifiers.done()
-        return nothing
+        return _wait_small
     modifiers.one_of("ca", "cg")
     modifiers.one_of("shared", "shared::cta")
     modifiers.one_of("global")
@@ -327,5 +348,19 @@ def _small(i: Instruction, modifiers: Modifiers) -> Function:
         if given:
             data[:given] = warp.block.grid.memory.read(operands.value(1, lane, sources), given)
         warp.block.shared.write(operands.value(0, lane, sources), data)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.copies.small(warp, lane, operands.value(0, lane, sources), nbytes, i)
 
     return _by_lane(issue)
+
+
+def _commit_small(warp: Warp, mask: Mask) -> None:
+    """cp.async.commit_group: each thread's group of copies since the last."""
+    if (watch := warp.block.grid.watch) is not None:
+        watch.copies.small_committed(warp, mask)
+
+
+def _wait_small(warp: Warp, mask: Mask, pending: Lanes | None) -> None:
+    """cp.async.wait_group, and .wait_all, which needs no commit."""
+    if (watch := warp.block.grid.watch) is not None:
+        watch.copies.small_waited(warp, mask, pending)

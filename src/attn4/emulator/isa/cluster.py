@@ -11,6 +11,7 @@ from attn4.emulator.isa.memory import GLOBAL_START, PARAMETER_BASE
 from attn4.emulator.isa.registry import Function, Modifiers, UnsupportedInstruction, effect, pure, value_type
 from attn4.emulator.ptx.module import Instruction
 from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
+from attn4.emulator.state.local import LOCAL_BASE
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -45,14 +46,18 @@ def getctarank(i: Instruction) -> Function:
 def isspacep(i: Instruction) -> Function:
     """PTX isspacep: whether a generic address "falls within the specified state space window"."""
     modifiers = Modifiers(i)
-    space = modifiers.one_of("global", "shared", "shared::cta", "shared::cluster", "param", "param::entry")
+    space = modifiers.one_of(
+        "global", "local", "shared", "shared::cta", "shared::cluster", "param", "param::entry"
+    )
     modifiers.done()
 
     def run(warp: Warp, _: Any, address: Lanes) -> Lanes:
         if space == "global":
             return address >= GLOBAL_START
         if space.startswith("param"):
-            return (address >= PARAMETER_BASE) & (address < GLOBAL_START)
+            return (address >= PARAMETER_BASE) & (address < LOCAL_BASE)
+        if space == "local":
+            return (address >= LOCAL_BASE) & (address < GLOBAL_START)
         if space == "shared::cluster":
             return address < PARAMETER_BASE
         own: Lanes = (address >> RANK_SHIFT) == warp.block.rank

@@ -16,6 +16,7 @@ from attn4.emulator.isa.registry import (
     effect,
 )
 from attn4.emulator.ptx.module import Immediate, Instruction
+from attn4.emulator.state.active import active, put, shared_value
 from attn4.emulator.state.barrier import Arrival, whole_warps
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Mask = NDArray[np.bool_]
 Lanes = NDArray[Any]
 
 _NOT_WAITING = -1
+_FRESH = (1 << 64) - 1
 
 
 def require_aligned(warp: Warp, mask: Mask, what: str) -> None:
@@ -43,15 +45,10 @@ def nothing(*_: object) -> None:
 
 def uniform(values: Lanes, mask: Mask) -> int:
     """The value that all active lanes share. Raises BarrierFault if they differ."""
-    size = values.itemsize
-    if b"\0" not in mask.tobytes():
-        raw = values.tobytes()
-        if raw == raw[:size] * len(mask):
-            return int(values[0])
-    first = values[mask.argmax()]
-    if (values[mask] != first).any():
+    value = shared_value(values, mask)
+    if value is None:
         raise BarrierFault("a barrier number or count differs between the threads of a warp")
-    return int(first)
+    return value
 
 
 @effect("trap", destinations=0)
@@ -133,6 +130,8 @@ def bar(i: Instruction) -> Function:
 
 def _parted(warp: Warp, mask: Mask, *values: Lanes) -> bool:
     """Whether warps that run together name different barriers; they have been told to go on apart."""
+    if all(shared_value(value, mask) is not None for value in values):
+        return False
     rows = mask.reshape(-1, 32)
     first = rows.argmax(axis=1)
     warps = np.flatnonzero(rows.any(axis=1))
@@ -171,7 +170,10 @@ def _arrive(aligned: bool) -> Function:
         if _parted(warp, mask, barrier, *count):
             return BLOCKED
         index, expected = _threads(warp, mask, barrier, count)
-        if warp.block.named_barrier(index).arrive(whole_warps(mask) * 32, expected, warp):
+        named = warp.block.named_barrier(index)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.named_arrives(warp, mask, index, named.phase)
+        if named.arrive(whole_warps(mask) * 32, expected, warp, waits=False):
             warp.block.wake()
         return None
 
@@ -205,19 +207,25 @@ def _sync_on(
 ) -> Any:
     waits = _waits(warp)
     named = warp.block.named_barrier(index)
-    fresh = mask & (waits == _NOT_WAITING)
-    if fresh.any():
+    waiting = shared_value(waits, mask)
+    fresh = mask if waiting == _FRESH else mask & (waits == _NOT_WAITING) if waiting is None else None
+    if fresh is not None and (fresh is mask or fresh.any()):
         if aligned:
             require_aligned(warp, mask, "bar.sync")
-        waits[fresh] = named.phase
+        put(waits, fresh, named.phase)
         if votes is not None:
             named.votes.append(votes)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.named_arrives(warp, fresh, index, named.phase)
         if named.arrive(whole_warps(fresh) * 32, expected, warp):
             warp.block.wake()
-    if (waits[mask] >= named.phase).any():
-        warp.waiting = Arrival(named, int(waits[mask].max()))
+    latest = int(waits[mask].max()) if waiting is None else int(waits[active(mask).first])
+    if latest >= named.phase:
+        warp.waiting = Arrival(named, latest)
         return BLOCKED
-    waits[mask] = _NOT_WAITING
+    put(waits, mask, _NOT_WAITING)
+    if (watch := warp.block.grid.watch) is not None:
+        watch.named_passed(warp, mask, index, named.phase)
     return None
 
 
@@ -252,7 +260,10 @@ def _warp_sync(i: Instruction) -> Function:
     modifiers.done()
 
     def run(warp: Warp, mask: Mask, members: Lanes) -> Any:
+        watch = warp.block.grid.watch
         if warp.aligned(mask):
+            if watch is not None:
+                watch.warp_sync(warp, mask)
             return None
         lane = np.arange(warp.lanes, dtype=np.uint32) % 32
         arrived: Mask = warp.state.setdefault("warp barrier", np.zeros(warp.lanes, dtype=np.bool_))
@@ -269,6 +280,8 @@ def _warp_sync(i: Instruction) -> Function:
             return BLOCKED
         arrived &= ~expected
         released |= expected & ~mask
+        if watch is not None:
+            watch.warp_sync(warp, expected)
         warp.block.wake()
         return None
 
@@ -282,7 +295,7 @@ def _cluster(i: Instruction) -> Function:
     modifiers = Modifiers(i)
     modifiers.one_of("cluster")
     kind = modifiers.one_of("arrive", "wait")
-    modifiers.one_of("release", "acquire", "relaxed", default="release")
+    relaxed = modifiers.one_of("release", "acquire", "relaxed", default="release") == "relaxed"
     aligned = modifiers.flag("aligned")
     modifiers.done()
 
@@ -294,6 +307,8 @@ def _cluster(i: Instruction) -> Function:
         if (phases[mask] != _NOT_WAITING).any():
             raise BarrierFault("barrier.cluster.arrive twice without a wait between")
         phases[mask] = barrier.phase
+        if (watch := warp.block.grid.watch) is not None:
+            watch.cluster_arrives(warp, mask, barrier.phase, relaxed=relaxed)
         if barrier.arrive(int(mask.sum())):
             warp.block.wake()
 
@@ -308,6 +323,8 @@ def _cluster(i: Instruction) -> Function:
             warp.waiting = Arrival(barrier, int(phases[mask].max()))
             return BLOCKED
         phases[mask] = _NOT_WAITING
+        if (watch := warp.block.grid.watch) is not None:
+            watch.cluster_passed(warp, mask, barrier.phase)
         return None
 
     return arrive if kind == "arrive" else wait

@@ -224,7 +224,12 @@ def _real_to_real(form: _Form) -> Callable[[Array], Array]:
         raise form.refuse("modifiers relu and satfinite are for f16 and bf16 from f32")
     finish, clamp = _finished(form), form.satfinite
     integral = TO_INTEGRAL[_TO_INTEGER[mode]] if mode in _TO_INTEGER else None
-    flush_source, flush_target = form.ftz and source == "f32", form.ftz and target == "f32"
+    # An H200 does not flush the sources of a conversion to f16 or bf16.
+    flush_source = form.ftz and source == "f32" and target not in ("f16", "bf16")
+    flush_target = form.ftz and target == "f32"
+    if (source, target) == ("bf16", "f32") and not (form.sat or form.ftz):
+        # NaN included: an H200 shifts the bits.
+        return lambda a: a.astype(_U32) << np.uint32(16)
 
     def convert(a: Array) -> Array:
         x = decode(a, source)
@@ -238,7 +243,22 @@ def _real_to_real(form: _Form) -> Callable[[Array], Array]:
             x = flush(x, target)
         return encode(finish(x), target)
 
-    return convert
+    return _keeping_nan(convert) if (source, target) == ("f64", "f32") and not form.sat else convert
+
+
+def _keeping_nan(convert: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """From f64 to f32: the upper bits of a NaN stay, and it is made quiet, as on an H200."""
+
+    def convert_all(a: Array) -> Array:
+        result = convert(a)
+        nan = np.isnan(a.view(_F64))
+        if 1 in nan.tobytes():
+            kept = (a >> np.uint64(32)).astype(_U32) & np.uint32(0x80000000)
+            kept |= (a >> np.uint64(29)).astype(_U32) & np.uint32(0x007FFFFF) | np.uint32(0x7FC00000)
+            result = np.where(nan, kept, result)
+        return result
+
+    return convert_all
 
 
 def _tf32(form: _Form) -> Function:
@@ -246,11 +266,25 @@ def _tf32(form: _Form) -> Function:
     if form.source != "f32" or form.rounding not in ("rna", "rn", "rz") or form.sat or form.ftz:
         raise form.refuse("the form is cvt.rna, .rn or .rz{.satfinite}{.relu}.tf32.f32")
     finish, mode, clamp = _finished(form), form.rounding, form.satfinite
+    if mode == "rna" and not form.relu:
+        return lambda a: _away_to_tf32(a, clamp)
 
     def convert(a: Array) -> Array:
         return encode(finish(round_to(decode(a, "f32"), FORMATS["tf32"], mode, finite=clamp)), "tf32")
 
     return convert
+
+
+def _away_to_tf32(a: Array, clamp: bool) -> Array:
+    """Ties away from zero, on the bits, and what an H200 does with NaN: its upper bits stay; .satfinite takes
+    one off the last place of whatever is not finite.
+    """
+    finite = (a & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+    result = np.where(finite, a + np.uint32(0x1000), a) & np.uint32(0xFFFFE000)
+    if clamp:
+        over = (result & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
+        result = np.where(over, result - np.uint32(0x2000), result)
+    return result
 
 
 def interleave(a: Array, b: Array) -> Array:

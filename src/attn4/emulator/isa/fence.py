@@ -1,26 +1,35 @@
-"""Fences (PTX 9.7.13.4): the machine executes in order, so they change no result. Hazards are another
-matter.
-"""
+"""Fences (PTX 9.7.13.4): the machine executes in order, so they change no result; a Watch is told of them."""
 
 from __future__ import annotations
 
-from attn4.emulator.isa.control import nothing
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
 from attn4.emulator.isa.registry import Function, Modifiers, effect
 from attn4.emulator.ptx.module import Instruction
+
+if TYPE_CHECKING:
+    from attn4.emulator.engine import Warp
+
+Mask = NDArray[np.bool_]
 
 _PROXIES = (
     *("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"),
     *("async::generic", "tensormap::generic"),
 )
 
+_SHARED_PROXIES = ("async", "async.shared::cta", "async.shared::cluster", "async::generic")
+"""Those that put accesses to shared memory in order."""
+
 
 @effect("fence", "membar", destinations=0, types=("u64", "u32"))
 def fence(i: Instruction) -> Function:
     """PTX 9.7.13.4 membar, fence: "enforces an ordering of memory operations"."""
     modifiers = Modifiers(i)
-    if modifiers.flag("proxy"):
-        modifiers.one_of(*_PROXIES)
-    modifiers.flag("mbarrier_init")
+    proxy = modifiers.one_of(*_PROXIES) if modifiers.flag("proxy") else ""
+    initialised = modifiers.flag("mbarrier_init")
     modifiers.flag("sync_restrict::shared::cta")
     modifiers.flag("sync_restrict::shared::cluster")
     for name in ("global", "shared::cta", "shared::cluster"):
@@ -28,4 +37,16 @@ def fence(i: Instruction) -> Function:
     modifiers.one_of("sc", "acq_rel", "acquire", "release", default="acq_rel")
     modifiers.one_of("cta", "cluster", "gpu", "sys", "gl", default="gpu")
     modifiers.done()
-    return nothing
+
+    def run(warp: Warp, mask: Mask, *_: object) -> None:
+        watch = warp.block.grid.watch
+        if watch is None:
+            return
+        if proxy in _SHARED_PROXIES:
+            watch.fence_proxy(warp, mask)
+        elif initialised:
+            watch.fence_mbarrier_init(warp, mask)
+        elif not proxy:
+            watch.fence_threads(warp, mask)
+
+    return run

@@ -81,7 +81,7 @@ def _double(mode: str) -> dict[str, Core]:
     lanewise = rounding.lanewise
     return {
         "add": np.add if mode == "rn" else lanewise(lambda a, b: fused(a, 1.0, b)),
-        "sub": np.subtract if mode == "rn" else lanewise(lambda a, b: fused(a, 1.0, -b)),
+        "sub": np.subtract if mode == "rn" else lanewise(lambda a, b: fused(a, 1.0, -b) if b == b else b),
         "mul": np.multiply if mode == "rn" else lanewise(product),
         "fma": lanewise(fused),
     }
@@ -202,12 +202,15 @@ def _arithmetic(i: Instruction, name: str, operands: int) -> Function:
 
 
 def _outside_is_zero(function: Function) -> Function:
-    """.oob: the result is +0 where a or b is the NaN that fills what a copy found out of bounds."""
-    mark = np.uint16(0xFFFF)
+    """.oob: the result is +0 where a or b is the NaN that fills what a copy found out of bounds.
+
+    PTX does not say which NaN: on an H200 it is 0x7ff7, of either sign, for f16 and bf16.
+    """
+    rest, mark = np.uint16(0x7FFF), np.uint16(0x7FF7)
 
     def compute(a: Array, b: Array, c: Array) -> Array:
         result = function(a, b, c).view(_U16)
-        outside = (a.view(_U16) == mark) | (b.view(_U16) == mark)
+        outside = ((a.view(_U16) & rest) == mark) | ((b.view(_U16) & rest) == mark)
         return np.where(outside, np.uint16(0), result).view(a.dtype)
 
     return compute
@@ -281,6 +284,9 @@ def _correct(
     mode = modifiers.one_of(*_MODES)
     ftz = modifiers.flag("ftz")
     modifiers.done()
+    if kind == "f32" and ftz and i.opcode == "rcp":
+        # An H200 flushes the exact reciprocal, before it is rounded.
+        return single(lambda x: to_single(flush(function(x.astype(_F64)), "f32"), mode), "f32", ftz=True)
     if kind == "f32":
         return single(lambda *x: to_single(function(*[v.astype(_F64) for v in x]), mode), "f32", ftz=ftz)
     if ftz:

@@ -59,6 +59,8 @@ def stmatrix(i: Instruction) -> Function:
         rows[:, : 8 * count] = matrices.swapaxes(0, 1).reshape(-1, 8 * count, 8)
         addresses, lanes = _rows(warp, mask, locate(base), count)
         warp.block.shared.store(addresses, rows, 16, lanes)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.stores(warp, lanes, warp.block.shared, addresses, rows, 16, i)
         warp.block.grid.changes += 1
 
     return run
@@ -75,6 +77,8 @@ def ldmatrix(i: Instruction) -> Function:
     def run(warp: Warp, mask: Mask, base: Lanes) -> Any:
         require_aligned(warp, mask, "ldmatrix")
         addresses, lanes = _rows(warp, mask, locate(base), count)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.loads(warp, lanes, warp.block.shared, addresses, 16, i)
         rows = warp.block.shared.load_words(addresses, 16, lanes).view(np.uint16).reshape(-1, 32, 8)
         matrices = rows[:, : 8 * count].reshape(-1, count, 8, 8)
         if transposed:

@@ -11,6 +11,7 @@ from attn4.emulator.faults import BarrierFault
 from attn4.emulator.isa.memory import address_operand, displaced
 from attn4.emulator.isa.registry import BLOCKED, Function, Modifiers, UnsupportedInstruction, effect
 from attn4.emulator.ptx.module import Address, Instruction
+from attn4.emulator.state.active import shared_value
 from attn4.emulator.state.barrier import Mbarrier, PhaseWait
 from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
 
@@ -43,7 +44,8 @@ def mbarrier(i: Instruction) -> Function:
     )
     expects = modifiers.flag("expect_tx") if kind in ("arrive", "arrive_drop") else False
     parity = modifiers.flag("parity")
-    for name in ("release", "acquire", "relaxed", "cta", "cluster", "b64"):
+    relaxed = modifiers.flag("relaxed")
+    for name in ("release", "acquire", "cta", "cluster", "b64"):
         modifiers.flag(name)
     modifiers.one_of(*_SPACES, default="shared")
     modifiers.done()
@@ -51,30 +53,29 @@ def mbarrier(i: Instruction) -> Function:
     locate = displaced(address)
     match kind:
         case "init":
-            return _init(locate)
+            return _init(i, locate)
         case "inval":
-            return _inval(locate)
+            return _inval(i, locate)
         case "expect_tx":
-            return _transactions(locate, announce=True)
+            return _transactions(i, locate, announce=True)
         case "complete_tx":
-            return _transactions(locate, announce=False)
+            return _transactions(i, locate, announce=False)
         case "arrive" | "arrive_drop":
-            return _arrive(i, locate, expects=expects, drop=kind == "arrive_drop")
+            return _arrive(i, locate, expects=expects, drop=kind == "arrive_drop", relaxed=relaxed)
     if _destinations(i) != 1:
         raise UnsupportedInstruction(i, "a wait without a predicate")
-    return _wait(locate, parity=parity, blocks=kind == "try_wait")
+    return _wait(i, locate, parity=parity, blocks=kind == "try_wait", relaxed=relaxed)
 
 
 def _each(mask: Mask, addresses: Lanes) -> list[tuple[int, Mask]]:
     """The distinct addresses of the active lanes, each with its lanes."""
-    active = addresses[mask]
-    first = active[0]
-    if (active == first).all():
-        return [(int(first), mask)]
-    return [(value, mask & (addresses == value)) for value in np.unique(active).tolist()]
+    value = shared_value(addresses, mask)
+    if value is not None:
+        return [(value, mask)]
+    return [(value, mask & (addresses == value)) for value in np.unique(addresses[mask]).tolist()]
 
 
-def _init(locate: Any) -> Function:
+def _init(i: Instruction, locate: Any) -> Function:
     """mbarrier.init: phase 0, "expected and pending arrival count ... to count"."""
 
     def run(warp: Warp, mask: Mask, base: Lanes, count: Lanes) -> None:
@@ -86,30 +87,36 @@ def _init(locate: Any) -> Function:
                 raise BarrierFault(f"mbarrier.init at {address:#x}: an mbarrier is aligned to 8 bytes")
             block.shared.write(address, np.zeros(8, dtype=np.uint8))
             offset = address & OFFSET_MASK
+            if block.grid.watch is not None:
+                block.grid.watch.mbarrier_made(warp, lanes, address, i)
             block.mbarriers[offset] = Mbarrier.of(offset, int(count[lanes.argmax()]))
         warp.block.grid.changes += 1
 
     return run
 
 
-def _inval(locate: Any) -> Function:
+def _inval(i: Instruction, locate: Any) -> Function:
     """mbarrier.inval: afterwards the memory may serve another purpose."""
 
     def run(warp: Warp, mask: Mask, base: Lanes) -> None:
-        for address, _ in _each(mask, locate(base)):
-            warp.block.mbarrier(address)
+        for address, lanes in _each(mask, locate(base)):
+            barrier = warp.block.mbarrier(address)
+            if (watch := warp.block.grid.watch) is not None:
+                watch.mbarrier_ended(warp, lanes, barrier, address >> RANK_SHIFT, i)
             del warp.block.mbarriers[address & OFFSET_MASK]
 
     return run
 
 
-def _transactions(locate: Any, *, announce: bool) -> Function:
+def _transactions(i: Instruction, locate: Any, *, announce: bool) -> Function:
     """mbarrier.expect_tx and .complete_tx: "increases" and "decreases" the tx-count of the current phase."""
 
     def run(warp: Warp, mask: Mask, base: Lanes, count: Lanes) -> None:
         for address, lanes in _each(mask, locate(base)):
             barrier = warp.block.mbarrier(address)
             total = int(count[lanes].sum(dtype=np.int64))
+            if (watch := warp.block.grid.watch) is not None:
+                watch.mbarrier_used(warp, lanes, barrier, address >> RANK_SHIFT, i)
             if announce:
                 barrier.expect(total)
             elif barrier.deliver(total, warp):
@@ -119,7 +126,7 @@ def _transactions(locate: Any, *, announce: bool) -> Function:
     return run
 
 
-def _arrive(i: Instruction, locate: Any, *, expects: bool, drop: bool) -> Function:
+def _arrive(i: Instruction, locate: Any, *, expects: bool, drop: bool, relaxed: bool) -> Function:
     """mbarrier.arrive: pending count less count (1 by default); .expect_tx first adds to the transactions."""
     returns = _destinations(i) == 1
 
@@ -129,6 +136,8 @@ def _arrive(i: Instruction, locate: Any, *, expects: bool, drop: bool) -> Functi
             barrier = warp.block.mbarrier(address)
             if state is not None:
                 state[lanes] = barrier.phase
+            if (watch := warp.block.grid.watch) is not None:
+                watch.mbarrier_arrives(warp, lanes, barrier, address >> RANK_SHIFT, i, relaxed=relaxed)
             arrivals = int(lanes.sum())
             if expects:
                 barrier.expect(int(count[0][lanes].sum(dtype=np.int64)))
@@ -160,6 +169,8 @@ def copies_arrived(i: Instruction, modifiers: Modifiers) -> Function:
     def run(warp: Warp, mask: Mask, base: Lanes) -> None:
         for address, lanes in _each(mask, locate(base)):
             barrier = warp.block.mbarrier(address)
+            if (watch := warp.block.grid.watch) is not None:
+                watch.copies.small_arrives(warp, lanes, barrier, address >> RANK_SHIFT, i)
             if counted and barrier.arrive(int(lanes.sum()), warp):
                 warp.block.wake()
         warp.block.grid.changes += 1
@@ -167,7 +178,7 @@ def copies_arrived(i: Instruction, modifiers: Modifiers) -> Function:
     return run
 
 
-def _wait(locate: Any, *, parity: bool, blocks: bool) -> Function:
+def _wait(i: Instruction, locate: Any, *, parity: bool, blocks: bool, relaxed: bool) -> Function:
     """mbarrier.test_wait, .try_wait: whether the phase of ``state``, or the one of this parity, is complete.
 
     "mbarrier.try_wait is a potentially blocking instruction": here it waits until nothing else can happen.
@@ -175,16 +186,20 @@ def _wait(locate: Any, *, parity: bool, blocks: bool) -> Function:
 
     def run(warp: Warp, mask: Mask, base: Lanes, phase: Lanes, *_: Lanes) -> Any:
         result = np.zeros(warp.lanes, dtype=np.bool_)
-        for address, lanes in _each(mask, locate(base)):
+        each = _each(mask, locate(base))
+        for address, lanes in each:
             barrier = warp.block.mbarrier(address)
             if parity:
                 result[lanes] = (phase[lanes] & 1) != (barrier.phase & 1)
             else:
                 result[lanes] = barrier.phase > phase[lanes]
+            if (watch := warp.block.grid.watch) is not None and (passed := result & lanes).any():
+                watch.mbarrier_passed(warp, passed, barrier, address >> RANK_SHIFT, i, relaxed=relaxed)
             last = barrier
         if blocks and not warp.expired and not result.any():
             wanted = int(phase[mask.argmax()])
-            warp.waiting = PhaseWait(last, f"parity {wanted & 1}" if parity else f"phase {wanted}")
+            seen = last.phase if len(each) == 1 else None
+            warp.waiting = PhaseWait(last, f"parity {wanted & 1}" if parity else f"phase {wanted}", seen)
             return BLOCKED
         return result
 

@@ -19,6 +19,7 @@ from attn4.emulator.isa.registry import (
 )
 from attn4.emulator.ptx.module import Address, Instruction, Operand, Register, Vector
 from attn4.emulator.state.block import RANK_SHIFT
+from attn4.emulator.state.local import LOCAL_BASE, LocalView
 from attn4.emulator.state.memory import ByteMemory, GlobalMemory
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 Lanes = NDArray[Any]
 Memory = ByteMemory | GlobalMemory
+Space = Callable[["Warp", int], Memory | LocalView]
 
 PARAMETER_BASE = 0x2000_0000
 """Where kernel parameters start, in their own space and as generic addresses.
@@ -79,6 +81,13 @@ def displaced(address: Address) -> Callable[[Lanes], Lanes]:
     return lambda base: base + offset
 
 
+def displaced_value(address: Address) -> Callable[[int], int]:
+    """As `displaced`, of the base of one lane."""
+    narrow = isinstance(address.base, Register) and address.base.type == "b32"
+    limit = (1 << 32 if narrow else 1 << 64) - 1
+    return lambda base: (base + address.offset) & limit
+
+
 def generic(warp: Warp, address: int) -> Memory:
     """The memory in which a generic address lies."""
     if address >= GLOBAL_START:
@@ -88,6 +97,16 @@ def generic(warp: Warp, address: int) -> Memory:
     return shared(warp, address)
 
 
+def _anywhere(warp: Warp, address: int) -> Memory | LocalView:
+    """The same for loads and stores, which reach local memory, too."""
+    return local(warp, address) if LOCAL_BASE <= address < GLOBAL_START else generic(warp, address)
+
+
+def local(warp: Warp, _: int) -> LocalView:
+    """The local memory of the threads of a warp."""
+    return warp.block.local_memory.of(warp.threads)
+
+
 def shared(warp: Warp, address: int) -> ByteMemory:
     """The shared memory of the CTA of the cluster that owns an address."""
     block = warp.block
@@ -95,7 +114,7 @@ def shared(warp: Warp, address: int) -> ByteMemory:
     return block.shared if rank == block.rank else block.cluster.rank(rank).shared
 
 
-def _space(i: Instruction, modifiers: Modifiers) -> Callable[[Warp, int], Memory]:
+def _space(modifiers: Modifiers) -> Space:
     """The memory of an access, as a function of the warp and one of its addresses."""
     space = modifiers.one_of(*SPACES, default="generic")
     match space:
@@ -107,24 +126,24 @@ def _space(i: Instruction, modifiers: Modifiers) -> Callable[[Warp, int], Memory
             return shared
         case "param" | "param::entry":
             return lambda warp, _: warp.block.grid.parameters
-        case "generic":
-            return generic
-    raise UnsupportedInstruction(i, f"the state space .{space}")
+        case "local":
+            return local
+    return _anywhere
 
 
-def _scattered(space: Callable[[Warp, int], Memory]) -> bool:
-    return space is generic or space is shared
+def _scattered(space: Space) -> bool:
+    return space is _anywhere or space is shared
 
 
 def _groups(
-    space: Callable[[Warp, int], Memory], warp: Warp, mask: Mask, addresses: Lanes
-) -> list[tuple[Memory, Mask | None]]:
+    space: Space, warp: Warp, mask: Mask, addresses: Lanes
+) -> list[tuple[Memory | LocalView, Mask | None]]:
     """The memories that the active lanes touch, each with its lanes; None for all lanes of the warp."""
     first = space(warp, int(addresses[mask.argmax()]))
     lanes = None if mask is warp.everyone else mask
     if not _scattered(space):
         return [(first, lanes)]
-    owners: dict[int, tuple[Memory, Mask]] = {}
+    owners: dict[int, tuple[Memory | LocalView, Mask]] = {}
     # Windows are 16 MiB wide, except global memory, which begins at 2**32.
     windows = np.minimum(addresses >> addresses.dtype.type(RANK_SHIFT), addresses.dtype.type(256))
     for window in np.unique(windows[mask]).tolist():
@@ -152,7 +171,7 @@ def ld(i: Instruction) -> Function:
     """
     modifiers = Modifiers(i)
     take_hints(modifiers)
-    space = _space(i, modifiers)
+    space = _space(modifiers)
     count = _vector(modifiers)
     kind = modifiers.one_of(*WIDTHS)
     modifiers.done()
@@ -168,11 +187,17 @@ def ld(i: Instruction) -> Function:
 
     def words(warp: Warp, mask: Mask, base: Lanes) -> Lanes:
         addresses = locate(base)
+        watch = warp.block.grid.watch
         if not scattered:
             lanes = None if mask is warp.everyone else mask
-            return space(warp, 0).load_words(addresses, size * count, lanes)
+            memory = space(warp, 0)
+            if watch is not None:
+                watch.loads(warp, lanes, memory, addresses, size * count, i)
+            return memory.load_words(addresses, size * count, lanes)
         found: Lanes | None = None
         for memory, lanes in _groups(space, warp, mask, addresses):
+            if watch is not None:
+                watch.loads(warp, lanes, memory, addresses, size * count, i)
             part = memory.load_words(addresses, size * count, lanes)
             if found is None or lanes is None:
                 found = part
@@ -211,7 +236,7 @@ def st(i: Instruction) -> Function:
     """
     modifiers = Modifiers(i)
     take_hints(modifiers)
-    space = _space(i, modifiers)
+    space = _space(modifiers)
     count = _vector(modifiers)
     kind = modifiers.one_of(*WIDTHS)
     modifiers.done()
@@ -231,8 +256,11 @@ def st(i: Instruction) -> Function:
         else:
             data = np.stack(values[:count], axis=1)
             data = data if data.dtype == element else data.astype(element)
+        watch = warp.block.grid.watch
         for memory, lanes in _groups(space, warp, mask, addresses):
             memory.store(addresses, data, size * count, lanes)
+            if watch is not None:
+                watch.stores(warp, lanes, memory, addresses, data, size * count, i)
         warp.block.grid.changes += 1
 
     return run

@@ -19,7 +19,7 @@ from attn4.emulator.isa.registry import (
     operand_count,
     pure,
 )
-from attn4.emulator.isa.rounding import decode, encode, flush, flush_single
+from attn4.emulator.isa.rounding import canonical, decode, encode, flush, flush_single
 from attn4.emulator.ptx.module import Instruction
 
 _F32: Final = np.dtype(np.float32)
@@ -44,15 +44,35 @@ def _sign_operation(i: Instruction, function: np.ufunc, *, keep_sign: bool) -> F
     modifiers.done()
     sign = 1 << WIDTHS[kind.removesuffix("x2")] - 1
     mask = _repeated(sign if keep_sign else sign - 1, kind)
-    if not ftz:
-        return lambda a: function(a, mask[len(a)])
+    if kind == "f32" and ftz:
+        return lambda a: canonical(function(flush_single(a.view(_F32)).view(_U32), mask[len(a)]).view(_F32))
     if kind == "f32":
-        return lambda a: function(flush_single(a.view(_F32)).view(_U32), mask[len(a)])
+        return lambda a: canonical(function(a, mask[len(a)]).view(_F32))
+    if not ftz:
+        infinity = np.uint16(0x7C00 if kind.startswith("f16") else 0x7F80)
+        return _signed(function, mask) if kind == "f64" else _canonical_halves(function, mask, infinity)
     if not kind.startswith("f16"):
         raise UnsupportedInstruction(i, f"modifier ftz does not go with {kind}")
     return lambda a: function(
         encode(flush(decode(a.view(_U16), "f16"), "f16"), "f16").view(a.dtype), mask[len(a)]
     )
+
+
+def _signed(function: np.ufunc, mask: Spread) -> Function:
+    return lambda a: function(a, mask[len(a)])
+
+
+def _canonical_halves(function: np.ufunc, mask: Spread, infinity: np.uint16) -> Function:
+    """The same on f16 and bf16, one or two: a NaN becomes the canonical one, as on an H200."""
+
+    def compute(a: Array) -> Array:
+        result: Array = function(a, mask[len(a)]).view(_U16)
+        nan = (result & np.uint16(0x7FFF)) > infinity
+        if 1 in nan.tobytes():
+            result = np.where(nan, np.uint16(0x7FFF), result)
+        return result.view(a.dtype)
+
+    return compute
 
 
 @pure("abs", kinds=FLOATING)
@@ -136,14 +156,14 @@ _TESTS: Final[dict[str, Callable[[Array], Array]]] = {
     "infinite": np.isinf,
     "number": lambda x: x == x,
     "notanumber": np.isnan,
-    "normal": lambda x: np.isfinite(x) & (np.abs(x) >= np.finfo(x.dtype).tiny),
+    "normal": lambda x: np.isfinite(x) & ((np.abs(x) >= np.finfo(x.dtype).tiny) | (x == 0)),
     "subnormal": lambda x: (np.abs(x) < np.finfo(x.dtype).tiny) & (x != 0),
 }
 
 
 @pure("testp")
 def testp(i: Instruction) -> Function:
-    """Floating-point testp: whether a is of a class of numbers; zeros are neither normal nor subnormal."""
+    """Floating-point testp: whether a is of a class of numbers; zeros are normal."""
     operand_count(i, 2)
     modifiers = Modifiers(i)
     test = _TESTS[modifiers.one_of(*_TESTS)]

@@ -232,6 +232,24 @@ def effect(
     )
 
 
+class WithRows:
+    """The function of an effect with a long vector of registers among its operands, in two forms.
+
+    Called as any other; or ``rows(warp, mask, registers, *others)``, the vector's registers being the rows of
+    one array, which are read or, of a destination, written for the active lanes.
+    """
+
+    __slots__ = ("_function", "rows")
+
+    def __init__(self, function: Function, rows: Function) -> None:
+        self._function = function
+        self.rows = rows
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The function."""
+        return self._function(*arguments)
+
+
 def _declaration(
     define: Callable[[str, Builder], Definition], opcodes: tuple[str, ...]
 ) -> Callable[[Builder], Builder]:

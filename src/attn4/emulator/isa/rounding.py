@@ -46,7 +46,7 @@ class Format:
 FORMATS: Final = {
     "f64": Format(52, -1022, float(np.finfo(np.float64).max), 0x7FFFFFFFFFFFFFFF),
     "f32": Format(23, -126, float(np.finfo(np.float32).max), 0x7FFFFFFF),
-    "tf32": Format(10, -126, (2 - 2**-10) * 2.0**127, 0x7FFFFFFF),
+    "tf32": Format(10, -126, (2 - 2**-10) * 2.0**127, 0x7FFFE000),
     "f16": Format(10, -14, 65504.0, 0x7FFF),
     "bf16": Format(7, -126, (2 - 2**-7) * 2.0**127, 0x7FFF),
     "e4m3": Format(3, -6, 448.0, 0x7F),
@@ -283,8 +283,10 @@ def root_double(mode: str) -> Callable[[float], float]:
     """Square root of float64, rounded in `mode`."""
 
     def root(a: float) -> float:
-        if not math.isfinite(a) or a <= 0:
-            return a if a == 0 or a > 0 else math.nan
+        if a < 0:
+            return -math.nan
+        if not math.isfinite(a) or a == 0:
+            return a
         nearest = math.sqrt(a)
         square = Fraction(nearest) ** 2
         if mode in ("rz", "rm") and square > Fraction(a):

@@ -20,7 +20,16 @@ from attn4.emulator.isa.registry import (
     operand_count,
     pure,
 )
-from attn4.emulator.isa.rounding import FORMATS, canonical, decode, encode, flush, flush_single, round_to
+from attn4.emulator.isa.rounding import (
+    FORMATS,
+    canonical,
+    decode,
+    encode,
+    flush,
+    flush_single,
+    round_to,
+    to_single,
+)
 from attn4.emulator.ptx.module import Instruction
 
 _F32: Final = np.dtype(np.float32)
@@ -34,14 +43,26 @@ def _double(function: Callable[[Array], Array]) -> Approximation:
     return lambda x: function(x.astype(_F64)).astype(_F32)
 
 
+_TURN: Final = np.float64(np.float32(0.15915494))
+
+
+def _turned(function: Callable[[Array], Array], x: Array) -> Array:
+    """Of an angle that is first made turns, as on an H200: a float32 cut off, then at 25 binary places."""
+    turns = to_single(x.astype(_F64) * _TURN, "rz").astype(_F64)
+    rest = np.trunc(turns * 2.0**25) * 2.0**-25
+    rest -= np.rint(rest)
+    result = function(rest * (2 * np.pi)).astype(_F32)
+    return np.where(rest == 0, np.copysign(result, x), result) if function is np.sin else result
+
+
 APPROXIMATIONS: Final[dict[str, Approximation]] = {
     "ex2": _double(np.exp2),
     "lg2": _double(np.log2),
     "rcp": _double(np.reciprocal),
     "sqrt": _double(np.sqrt),
     "rsqrt": _double(lambda x: 1.0 / np.sqrt(x)),
-    "sin": _double(np.sin),
-    "cos": _double(np.cos),
+    "sin": lambda x: _turned(np.sin, x),
+    "cos": lambda x: _turned(np.cos, x),
     "tanh": _double(np.tanh),
 }
 """float32 -> float32, elementwise; subnormals are flushed, and NaN made canonical, by the definitions."""

@@ -7,24 +7,27 @@ schedule completes a commit that covers them. Loads and stores of tensor memory 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.faults import EmulationError
-from attn4.emulator.isa.control import nothing, require_aligned, uniform
-from attn4.emulator.isa.memory import address_operand, displaced
+from attn4.emulator.isa.control import require_aligned, uniform
+from attn4.emulator.isa.memory import address_operand, displaced, displaced_value
 from attn4.emulator.isa.registry import (
     BLOCKED,
     Function,
     Modifiers,
     UnsupportedInstruction,
+    WithRows,
     effect,
     immediate,
     operand_count,
 )
 from attn4.emulator.ptx.module import Address, Instruction, Vector
+from attn4.emulator.state.active import active, shared_value
 from attn4.emulator.state.asynchronous import Copy, Step
 from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
 from attn4.emulator.state.tensor_memory import Access, TensorMemoryFault
@@ -76,7 +79,22 @@ def tcgen05(i: Instruction) -> Function:
     modifiers.flag("sync")
     modifiers.flag("aligned")
     modifiers.done()
-    return nothing
+    return _order(kind)
+
+
+def _order(kind: str) -> Function:
+    """PTX 9.7.16.11 tcgen05.fence, 9.7.16.8 tcgen05.wait: a Watch is told of them."""
+
+    def run(warp: Warp, mask: Mask) -> None:
+        watch = warp.block.grid.watch
+        if watch is None:
+            return
+        if kind.startswith("wait::"):
+            watch.tensor.waited(warp, mask, kind.removeprefix("wait::"))
+        else:
+            watch.tensor_fence(warp, mask, before=kind == "fence::before_thread_sync")
+
+    return run
 
 
 def _group(modifiers: Modifiers) -> int:
@@ -109,7 +127,10 @@ def _alloc(i: Instruction, modifiers: Modifiers) -> Function:
         if first is None:
             warp.waiting = f"{count} columns of tensor memory"
             return BLOCKED
-        block.shared.write(uniform(locate(base), mask), np.array([first], dtype=np.uint32))
+        target = uniform(locate(base), mask)
+        block.shared.write(target, np.array([first], dtype=np.uint32))
+        if (watch := block.grid.watch) is not None:
+            watch.allocates(warp, mask, target, i)
         block.grid.changes += 1
         return None
 
@@ -127,7 +148,10 @@ def _dealloc(i: Instruction, modifiers: Modifiers) -> Function:
     def run(warp: Warp, mask: Mask, address: Lanes, columns: Lanes) -> None:
         require_aligned(warp, mask, "tcgen05.dealloc")
         block = warp.block
-        block.tensor_memory.deallocate(uniform(address, mask), uniform(columns, mask), block.index)
+        start, count = uniform(address, mask), uniform(columns, mask)
+        if (watch := block.grid.watch) is not None:
+            watch.tensor.freed(warp, start & 0xFFFF, count, i)
+        block.tensor_memory.deallocate(start, count, block.index)
         block.wake()
 
     return run
@@ -168,10 +192,14 @@ def _access(i: Instruction, modifiers: Modifiers, packing: str, fragment: int) -
 
 def _by_address(warp: Warp, mask: Mask, addresses: Lanes) -> list[tuple[int, list[int]]]:
     """Column and lane within a quarter, each with the positions in ``warp`` of the warps that access them."""
-    rows, active = addresses.reshape(-1, 32), mask.reshape(-1, 32)
+    positions = active(mask).warps
+    common = shared_value(addresses, mask)
+    if common is not None and common >> 16 == 0:
+        return [(common, list(positions))]
+    rows, lanes = addresses.reshape(-1, 32), mask.reshape(-1, 32)
     found: dict[int, list[int]] = {}
-    for position in np.flatnonzero(active.any(axis=1)).tolist():
-        address = uniform(rows[position], active[position])
+    for position in positions:
+        address = uniform(rows[position], lanes[position])
         quarter = warp.numbers[position] % 4
         if (address >> 16) // 32 == quarter:
             address -= quarter * 32 << 16
@@ -186,17 +214,29 @@ def _ld(i: Instruction, modifiers: Modifiers) -> Function:
     single = access.registers == 1
 
     def run(warp: Warp, mask: Mask, base: Lanes, *_: Lanes) -> Any:
+        result = np.zeros((access.registers, warp.lanes), dtype=np.uint32)
+        fill(warp, mask, result, base)
+        return result[0] if single else list(result)
+
+    def fill(warp: Warp, mask: Mask, rows: Lanes, base: Lanes, *_: Lanes) -> None:
         require_aligned(warp, mask, "tcgen05.ld")
         block = warp.block
-        result = np.zeros((access.registers, warp.lanes // 32, 32), dtype=np.uint32)
+        result = rows.reshape(access.registers, -1, 32)
         for address, positions in _by_address(warp, mask, locate(base)):
             warps = [warp.numbers[position] for position in positions]
             words = block.tensor_memory.load(access, warps, address, block.index)
-            result[:, positions] = words.reshape(access.registers, -1, 32)
-        rows = result.reshape(access.registers, -1)
-        return rows[0] if single else list(rows)
+            if (watch := block.grid.watch) is not None:
+                watch.tensor.load(warp, access, warps, address, i)
+            if _neighbours(positions):
+                rows[:, 32 * positions[0] : 32 * positions[-1] + 32] = words
+            else:
+                result[:, positions] = words.reshape(access.registers, -1, 32)
 
-    return run
+    return WithRows(run, fill)
+
+
+def _neighbours(positions: list[int]) -> bool:
+    return positions[-1] - positions[0] == len(positions) - 1
 
 
 def _st(i: Instruction, modifiers: Modifiers) -> Function:
@@ -206,16 +246,24 @@ def _st(i: Instruction, modifiers: Modifiers) -> Function:
     locate = displaced(address_operand(i, 0))
 
     def run(warp: Warp, mask: Mask, base: Lanes, *sources: Lanes) -> None:
+        take(warp, mask, np.stack(sources[-access.registers :]), base)
+
+    def take(warp: Warp, mask: Mask, rows: Lanes, base: Lanes, *_: Lanes) -> None:
         require_aligned(warp, mask, "tcgen05.st")
         block = warp.block
-        registers = np.stack(sources[-access.registers :]).reshape(access.registers, -1, 32)
+        registers = rows.reshape(access.registers, -1, 32)
         for address, positions in _by_address(warp, mask, locate(base)):
             warps = [warp.numbers[position] for position in positions]
-            words = registers[:, positions].reshape(access.registers, -1)
+            if _neighbours(positions):
+                words = rows[:, 32 * positions[0] : 32 * positions[-1] + 32]
+            else:
+                words = registers[:, positions].reshape(access.registers, -1)
             block.tensor_memory.store(access, warps, address, words, block.index)
+            if (watch := block.grid.watch) is not None:
+                watch.tensor.store(warp, access, warps, address, i)
         block.grid.changes += 1
 
-    return run
+    return WithRows(run, take)
 
 
 def _ctas(block: Block, group: int) -> list[Cta]:
@@ -224,23 +272,34 @@ def _ctas(block: Block, group: int) -> list[Cta]:
     return [Cta(member.shared, member.tensor_memory, member.index) for member in members]
 
 
-def _queue(warp: Warp, lane: int) -> list[Step]:
-    """What a thread has issued and not yet run."""
-    threads: dict[int, list[Step]] = warp.state.setdefault("tcgen05", {})
-    return threads.setdefault(lane, [])
+@dataclass(slots=True)
+class _Queue:
+    """What a thread has issued and not yet run, and how many of its operations have run."""
+
+    steps: list[Step] = field(default_factory=list)
+    done: int = 0
+
+
+def _queue(warp: Warp, lane: int) -> _Queue:
+    threads: dict[int, _Queue] = warp.state.setdefault("tcgen05", {})
+    found = threads.get(lane)
+    if found is None:
+        found = threads[lane] = _Queue()
+    return found
 
 
 def _issue(warp: Warp, lane: int, step: Step) -> None:
     queue = _queue(warp, lane)
-    queue.append(step)
+    queue.steps.append(step)
     if warp.block.grid.schedule.product_at_once():
-        _run(warp, queue, len(queue))
+        _run(warp, queue, len(queue.steps))
 
 
-def _run(warp: Warp, queue: list[Step], count: int) -> None:
-    for step in queue[:count]:
+def _run(warp: Warp, queue: _Queue, count: int) -> None:
+    for step in queue.steps[:count]:
         step()
-    del queue[:count]
+    del queue.steps[:count]
+    queue.done += count
     warp.block.grid.changes += 1
 
 
@@ -258,20 +317,23 @@ def _mma(i: Instruction, modifiers: Modifiers) -> Function:
     lanes = len(i.operands[4].items) if isinstance(i.operands[4], Vector) else 0
     if len(i.operands) == 6 and not lanes:
         raise UnsupportedInstruction(i, "scale-input-d")
-    locate_d = displaced(address_operand(i, 0))
-    locate_a = displaced(address_operand(i, 1)) if in_tensor else _same
+    locate_d = displaced_value(address_operand(i, 0))
+    locate_a = displaced_value(address_operand(i, 1)) if in_tensor else int
 
     def run(warp: Warp, mask: Mask, *sources: Lanes) -> None:
         for lane in np.flatnonzero(mask).tolist():
-            here = [source[lane : lane + 1] for source in sources]
-            if any(int(word[0]) for word in here[4 : 4 + lanes]):
+            here = [source.item(lane) for source in sources]
+            if any(here[4 : 4 + lanes]):
                 raise EmulationError("tcgen05.mma with a disable-output-lane mask is not emulated")
-            product = decode_instruction(kind, int(here[3][0]), group)
+            product = decode_instruction(kind, here[3], group)
             warp.block.grid.tally.add(warp, lane, "products")
             warp.block.grid.tally.add(warp, lane, "flop", 2 * product.m * product.n * product.k)
-            d, a, b = int(locate_d(here[0])[0]), int(locate_a(here[1])[0]), int(here[2][0])
-            accumulate = bool(here[4 + lanes][0])
+            d, a, b = locate_d(here[0]), locate_a(here[1]), here[2]
+            accumulate = here[4 + lanes]
             ctas = _ctas(warp.block, group)
+            if (watch := warp.block.grid.watch) is not None:
+                form = (product, accumulate, in_tensor)
+                watch.copies.tensor_product(warp, lane, ctas, form, (d, a, b), i)
 
             def step(
                 product: Any = product,
@@ -284,10 +346,6 @@ def _mma(i: Instruction, modifiers: Modifiers) -> Function:
             _issue(warp, lane, step)
 
     return run
-
-
-def _same(base: Lanes) -> Lanes:
-    return base
 
 
 def _cp(i: Instruction, modifiers: Modifiers) -> Function:
@@ -304,6 +362,8 @@ def _cp(i: Instruction, modifiers: Modifiers) -> Function:
         for lane in np.flatnonzero(mask).tolist():
             target, source = int(addresses[lane]), int(descriptor[lane])
             ctas = _ctas(warp.block, group)
+            if (watch := warp.block.grid.watch) is not None:
+                watch.copies.tensor_copy(warp, lane, ctas, shape, (target, source), i)
 
             def step(ctas: list[Cta] = ctas, target: int = target, source: int = source) -> None:
                 for cta in ctas:
@@ -335,22 +395,25 @@ def _commit(i: Instruction, modifiers: Modifiers) -> Function:
             if multicast:
                 ranks = [rank for rank in range(16) if int(ctas[0][lane]) >> rank & 1]
                 targets = [rank << RANK_SHIFT | address & OFFSET_MASK for rank in ranks]
-            _track(warp, lane, targets, i.line)
+            _track(warp, lane, targets, i)
         warp.block.grid.changes += 1
 
     return run
 
 
-def _track(warp: Warp, lane: int, targets: list[int], line: int) -> None:
+def _track(warp: Warp, lane: int, targets: list[int], i: Instruction) -> None:
     queue = _queue(warp, lane)
-    covered = list(queue)
+    covered = queue.done + len(queue.steps)
+    watch = warp.block.grid.watch
+    issued = 0 if watch is None else watch.tensor.pipeline(warp, lane).issued
 
     def complete() -> None:
         # An earlier commit of the thread may have run some of them; they stand at the front in order.
-        left = [step for step in queue if any(step is mine for mine in covered)]
-        _run(warp, queue, len(left))
+        _run(warp, queue, max(covered - queue.done, 0))
         for address in targets:
+            if watch is not None:
+                watch.tensor.committed(warp, lane, address, issued)
             if warp.block.mbarrier(address).arrive(1, f"a tcgen05.commit of {warp}"):
                 warp.block.wake()
 
-    warp.block.grid.issue(Copy(f"a tcgen05.commit issued by {warp} at PTX line {line}", complete))
+    warp.block.grid.issue(Copy(f"a tcgen05.commit issued by {warp} at PTX line {i.line}", complete))

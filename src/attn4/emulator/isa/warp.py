@@ -16,12 +16,12 @@ from attn4.emulator.isa.registry import (
     Array,
     Function,
     Modifiers,
-    Spread,
     UnsupportedInstruction,
     effect,
     operand_count,
 )
 from attn4.emulator.ptx.module import Immediate, Instruction, PairDestination
+from attn4.emulator.state.active import active_bytes, shared_value
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -36,7 +36,6 @@ _U32: Final = np.dtype(np.uint32)
 _LANES: Final = np.arange(WIDTH, dtype=np.uint32)
 _BITS: Final = np.uint32(1) << _LANES
 _LANES_SIGNED: Final = np.arange(WIDTH, dtype=np.int32)
-_ALL: Final = b"\xff"
 _NAN: Final = np.array([0x7FFFFFFF], np.uint32)
 
 
@@ -49,6 +48,12 @@ def ballot(flags: Array) -> Array:
     return np.packbits(flags, bitorder="little").view(_U32)
 
 
+def warp_aligned(alive: Array, mask: Array) -> bool:
+    """Whether a mask holds all or none of the living lanes of each hardware warp."""
+    bits = mask.tobytes()
+    return (active_bytes(bits).touched & alive).tobytes() == bits
+
+
 def members(warp: Warp, mask: Array, membermask: Array) -> Array:
     """Check the members that active lanes name, and return ``mask``.
 
@@ -57,7 +62,7 @@ def members(warp: Warp, mask: Array, membermask: Array) -> Array:
     DivergedWarp
         A lane executes without being a member, or a living member is somewhere else.
     """
-    if membermask.tobytes().count(_ALL) == membermask.nbytes and 0 not in mask.tobytes():
+    if shared_value(membermask, mask) == 0xFFFFFFFF and warp_aligned(warp.alive, mask):
         return mask
     named = np.where(mask, membermask, np.uint32(0))
     here = np.repeat(ballot(mask), WIDTH)
@@ -246,11 +251,7 @@ def redux(i: Instruction) -> Function:
 
     def compute(warp: Warp, mask: Array, a: Array, membermask: Array) -> Array:
         members(warp, mask, membermask)
-        if (
-            kind != "f32"
-            and 0 not in mask.tobytes()
-            and membermask.tobytes().count(_ALL) == membermask.nbytes
-        ):
+        if kind != "f32" and 0 not in mask.tobytes() and shared_value(membermask, mask) == 0xFFFFFFFF:
             rows: Array = function.reduce(_rows(a.view(inside)), axis=1, dtype=inside)
             return np.repeat(rows.view(_U32), WIDTH)
         result = np.zeros_like(a)
@@ -277,24 +278,34 @@ def elect(i: Instruction) -> Function:
 
     constant = i.operands[1]
     everyone = isinstance(constant, Immediate) and constant.bits(32) == 0xFFFFFFFF
-    leaders = Spread(0, _U32)
-    first = {}
+    known: dict[bytes, tuple[Array, Array]] = {}
 
     def choose(warp: Warp, mask: Array, membermask: Array) -> tuple[Array, Array]:
-        if everyone and 0 not in mask.tobytes():
-            count = len(mask)
-            if count not in first:
-                first[count] = np.arange(count) % WIDTH == 0
-                first[count].flags.writeable = False
-            return leaders[count], first[count]
-        members(warp, mask, membermask)
-        lanes = np.tile(_LANES, len(mask) // WIDTH)
-        inside = np.repeat(ballot(mask), WIDTH) & membermask
-        lowest = inside & (~inside + np.uint32(1))
-        leader = np.bitwise_count(lowest - np.uint32(1)).astype(_U32)
-        return leader, lanes == leader
+        if not everyone:
+            return _leader(warp, mask, membermask)
+        key = mask.tobytes() + warp.alive.tobytes()
+        found = known.get(key)
+        if found is None:
+            if len(known) >= _KEPT:
+                known.clear()
+            found = known[key] = _leader(warp, mask, membermask)
+            for array in found:
+                array.flags.writeable = False
+        return found
 
     return choose
+
+
+_KEPT: Final = 1024
+
+
+def _leader(warp: Warp, mask: Array, membermask: Array) -> tuple[Array, Array]:
+    members(warp, mask, membermask)
+    lanes = np.tile(_LANES, len(mask) // WIDTH)
+    inside = np.repeat(ballot(mask), WIDTH) & membermask
+    lowest = inside & (~inside + np.uint32(1))
+    leader = np.bitwise_count(lowest - np.uint32(1)).astype(_U32)
+    return leader, lanes == leader
 
 
 @effect("activemask")

@@ -76,6 +76,8 @@ def _commit(warp: Warp, mask: Mask) -> None:
     """PTX: "Commits all prior uncommitted wgmma.mma_async operations into a wgmma-group"."""
     require_aligned(warp, mask, "wgmma.commit_group")
     _products(warp).commit()
+    if (watch := warp.block.grid.watch) is not None:
+        watch.products_committed(warp, mask)
 
 
 def _wait(warp: Warp, mask: Mask, pending: Lanes) -> None:
@@ -83,7 +85,10 @@ def _wait(warp: Warp, mask: Mask, pending: Lanes) -> None:
     complete".
     """
     require_aligned(warp, mask, "wgmma.wait_group")
-    _products(warp).wait(uniform(pending, mask))
+    count = uniform(pending, mask)
+    _products(warp).wait(count)
+    if (watch := warp.block.grid.watch) is not None:
+        watch.products_waited(warp, mask, count)
 
 
 class MultiplyAccumulate:
@@ -92,6 +97,7 @@ class MultiplyAccumulate:
     """
 
     def __init__(self, i: Instruction) -> None:
+        self._instruction = i
         self._product, self._in_registers = _product(i)
 
     def __call__(self, warp: Warp, mask: Mask, *sources: Lanes) -> list[Lanes]:
@@ -104,6 +110,9 @@ class MultiplyAccumulate:
         require_aligned(warp, mask, "wgmma.mma_async")
         product = self._product
         operands = [self._operands(step, mask) for step in steps]
+        if (watch := warp.block.grid.watch) is not None:
+            for a, b, _ in operands:
+                watch.copies.product(warp, mask, self._product, a, b, self._instruction)
         queue = _products(warp)
         late = mask is warp.everyone and not warp.block.grid.schedule.product_at_once()
         shape = (product.registers, warp.lanes)

@@ -56,12 +56,31 @@ def _release(memory: Any, *_: Any) -> None:
         raise _Refused(_INVALID_VALUE)
 
 
-def _copy(to: Any, source: Any, nbytes: int, *_: Any) -> None:
-    ctypes.memmove(int(to), _address(source), int(nbytes))
+def _require(memory: Any, nbytes: int) -> int:
+    """The address of device memory. Raises LaunchError if the device does not know it."""
+    device = emulated_device()
+    assert device is not None
+    device.require(int(memory), int(nbytes))
+    return int(memory)
+
+
+def _copy_in(to: Any, source: Any, nbytes: int, *_: Any) -> None:
+    ctypes.memmove(_require(to, nbytes), _address(source), int(nbytes))
 
 
 def _copy_out(to: Any, source: Any, nbytes: int, *_: Any) -> None:
-    ctypes.memmove(_address(to), int(source), int(nbytes))
+    ctypes.memmove(_address(to), _require(source, nbytes), int(nbytes))
+
+
+def _copy(to: Any, source: Any, nbytes: int, *_: Any) -> None:
+    ctypes.memmove(_require(to, nbytes), _require(source, nbytes), int(nbytes))
+
+
+def _copy_kind(to: Any, source: Any, nbytes: int, kind: Any, *_: Any) -> None:
+    """cudaMemcpy: ``kind`` 1 and 3 write the device, 2 and 3 read it."""
+    target = _require(to, nbytes) if int(kind) in (1, 3) else _address(to)
+    origin = _require(source, nbytes) if int(kind) in (2, 3) else _address(source)
+    ctypes.memmove(target, origin, int(nbytes))
 
 
 def _address(memory: Any) -> int:
@@ -76,7 +95,7 @@ def _address(memory: Any) -> int:
 def _fill(width: int) -> Callable[..., None]:
     def fill(memory: Any, value: int, count: int, *_: Any) -> None:
         whole = (int(value) & (1 << 8 * width) - 1).to_bytes(width, "little") * int(count)
-        ctypes.memmove(int(memory), whole, len(whole))
+        ctypes.memmove(_require(memory, len(whole)), whole, len(whole))
 
     return fill
 
@@ -125,8 +144,8 @@ _DRIVER_ANSWERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "cuMemAllocAsync": ("CUdeviceptr", _allocate),
     "cuMemFree": ("", _release),
     "cuMemFreeAsync": ("", _release),
-    "cuMemcpyHtoD": ("", _copy),
-    "cuMemcpyHtoDAsync": ("", _copy),
+    "cuMemcpyHtoD": ("", _copy_in),
+    "cuMemcpyHtoDAsync": ("", _copy_in),
     "cuMemcpyDtoH": ("", _copy_out),
     "cuMemcpyDtoHAsync": ("", _copy_out),
     "cuMemcpyDtoD": ("", _copy),
@@ -150,8 +169,8 @@ _RUNTIME_ANSWERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "cudaFreeAsync": ("", _release),
     "cudaMalloc": ("", _allocate),
     "cudaMallocAsync": ("", _allocate),
-    "cudaMemcpy": ("", lambda to, source, nbytes, *_: _copy(_address(to), source, nbytes)),
-    "cudaMemcpyAsync": ("", lambda to, source, nbytes, *_: _copy(_address(to), source, nbytes)),
+    "cudaMemcpy": ("", _copy_kind),
+    "cudaMemcpyAsync": ("", _copy_kind),
     "cudaMemset": ("", _fill(1)),
     "cudaMemsetAsync": ("", _fill(1)),
     "cudaRuntimeGetVersion": ("", lambda: _DRIVER_VERSION),

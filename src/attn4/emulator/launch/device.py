@@ -12,7 +12,7 @@ _FAMILIES = {(9, 0): {(9, 0)}, (10, 0): {(10, 0), (10, 3)}, (10, 3): {(10, 0), (
 # Numbers of enum cudaDeviceAttr, which are those of CUdevice_attribute.
 _MAX_THREADS_A_BLOCK, _SHARED_BYTES, _WARP_SIZE, _MULTIPROCESSORS, _L2_BYTES = 1, 8, 10, 16, 38
 _THREADS_A_MULTIPROCESSOR, _MAJOR, _MINOR = 39, 75, 76
-_SHARED_BYTES_A_MULTIPROCESSOR, _SHARED_BYTES_A_BLOCK, _BLOCKS_A_MULTIPROCESSOR = 81, 97, 106
+SHARED_BYTES_A_MULTIPROCESSOR, _SHARED_BYTES_A_BLOCK, _BLOCKS_A_MULTIPROCESSOR = 81, 97, 106
 
 _SYSTEM_SHARED_BYTES = 1024
 _MEMORY_BYTES = 2**36
@@ -70,7 +70,7 @@ class Chip:
             _THREADS_A_MULTIPROCESSOR: 2048,
             _MAJOR: major,
             _MINOR: minor,
-            _SHARED_BYTES_A_MULTIPROCESSOR: self.shared_memory + _SYSTEM_SHARED_BYTES,
+            SHARED_BYTES_A_MULTIPROCESSOR: self.shared_memory + _SYSTEM_SHARED_BYTES,
             _SHARED_BYTES_A_BLOCK: self.shared_memory,
             _BLOCKS_A_MULTIPROCESSOR: 32,
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from attn4.emulator.launch.device import Chip
+from attn4.emulator.launch.device import SHARED_BYTES_A_MULTIPROCESSOR, Chip
 from attn4.emulator.launch.errors import LaunchError
 from attn4.emulator.launch.image import Image, cubin_at, digest, image
 from attn4.emulator.launch.record import Allocation, Dim3, Launch, Run
@@ -29,10 +29,13 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 _MALLOC_ALIGNMENT = 256
 _PORTABLE_CLUSTER = 8
 _MAX_THREADS = 1024
+_MAX_RESIDENT_THREADS, _MAX_RESIDENT_BLOCKS = 2048, 32
+_SYSTEM_SHARED_BYTES = 1024
 
 # Numbers of enum cudaFuncAttribute (the first is CUfunction_attribute's) and enum cudaLaunchAttributeID.
 _SHARED_SIZE, _MAX_DYNAMIC_SHARED, _CARVEOUT, _NON_PORTABLE_CLUSTER = 1, 8, 9, 14
-_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY = 0, 2, 4, 6, 8
+_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY, _PREFERRED_CLUSTER = 0, 2, 4, 6, 8, 11
+_LAUNCH_ATTRIBUTES = (_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY, _PREFERRED_CLUSTER)
 
 
 class _Attribute(ctypes.Structure):
@@ -84,16 +87,25 @@ class Emulation:
 
     ``attributes`` answers cudaDeviceGetAttribute for host code that is called directly, by the number of enum
     cudaDeviceAttr. ``chip`` is there if Python code, too, is to find a device (`attn4.emulator.device`).
-    ``memory`` holds what host code has allocated, by address; ``lent`` what the program has, by address,
+    ``recording`` takes launches that are to run later. ``memory`` holds what host code has allocated, by
+    address; ``lent`` what the program has, by address,
     size and owner, each with a question whether it is still there.
     """
 
     run: Run
     attributes: Mapping[int, int] = field(default_factory=dict)
     chip: Chip | None = None
+    recording: list[Launch] | None = None
     memory: dict[int, Allocation] = field(default_factory=dict)
     lent: dict[tuple[int, int, int], tuple[Allocation, Callable[[], bool]]] = field(default_factory=dict)
     is_open: bool = True
+
+    def submit(self, launch: Launch) -> None:
+        """Run a launch, or record it. Raises what ``run`` raises."""
+        if self.recording is None:
+            self.run(launch)
+        else:
+            self.recording.append(launch)
 
     def allocate(self, nbytes: int) -> int:
         """The address of new memory, aligned as cudaMalloc does."""
@@ -105,6 +117,15 @@ class Emulation:
     def release(self, address: int) -> bool:
         """Free what ``allocate`` gave; false if it gave no such address."""
         return self.memory.pop(address, None) is not None
+
+    def require(self, address: int, nbytes: int, spans: Iterable[Allocation] = ()) -> None:
+        """Raise LaunchError unless a span is allocated, lent, or in one of ``spans``."""
+        known = itertools.chain(spans, self.memory.values(), self.allocations())
+        if nbytes and not any(a.base <= address and address + nbytes <= a.base + a.nbytes for a in known):
+            raise LaunchError(
+                f"{nbytes} bytes at {address:#x} belong to no tensor that the device knows, and to no memory "
+                "that was allocated on it."
+            )
 
     def lend(self, allocation: Allocation, alive: Callable[[], bool], owner: int = 0) -> None:
         """Let host code that is called directly touch memory of the program's as long as ``alive``.
@@ -259,7 +280,7 @@ class Driver:
             ptx=kernel.image.ptx,
             grid=_dim3(config.grid),
             block=_dim3(config.block),
-            cluster=_dim3(attributes[_CLUSTER]) if _CLUSTER in attributes else (1, 1, 1),
+            cluster=_cluster(_dim3(config.grid), attributes),
             shared_bytes=config.shared_bytes,
             stream=config.stream or 0,
             parameters=_parameters(kernel, arguments),
@@ -268,7 +289,7 @@ class Driver:
             cooperative=bool(attributes.get(_COOPERATIVE, (0,))[0]),
         )
         _check(launch, kernel)
-        call.emulation.run(launch)
+        call.emulation.submit(launch)
 
     def _allocate(self, call: Call, memory: Any, nbytes: int) -> None:
         memory[0] = call.emulation.allocate(nbytes)
@@ -276,6 +297,18 @@ class Driver:
     def _release(self, call: Call, memory: int | None) -> None:
         if memory is not None and not call.emulation.release(memory):
             raise LaunchError(f"Memory at {memory:#x} was freed, which was not allocated in this block.")
+
+    def _touch(self, call: Call, memory: int | None, nbytes: int) -> None:
+        if call.emulation.recording is not None:
+            raise LaunchError("A memset or a copy was called while a graph is captured: not emulated.")
+        call.emulation.require(memory or 0, nbytes, call.allocations)
+
+    def _occupancy(self, call: Call, blocks: Any, handle: int, threads: int, nbytes: int) -> None:
+        """cudaOccupancyMaxActiveBlocksPerMultiprocessor, of what is limited here: not by registers."""
+        kernel = _known(call.modules.kernels, handle, "kernel")
+        shared = nbytes + kernel.image.kernels[kernel.name].shared_bytes + _SYSTEM_SHARED_BYTES
+        available = call.attributes[SHARED_BYTES_A_MULTIPROCESSOR]
+        blocks[0] = min(_MAX_RESIDENT_THREADS // max(threads, 1), _MAX_RESIDENT_BLOCKS, available // shared)
 
     def _new(self, table: dict[int, Any], value: Any) -> int:
         handle = next(self._handles)
@@ -295,6 +328,8 @@ class Driver:
             "launch": (self._launch, (ctypes.POINTER(_Configuration), pointer, out)),
             "allocate": (self._allocate, (out, ctypes.c_size_t)),
             "release": (self._release, (pointer,)),
+            "touch": (self._touch, (pointer, ctypes.c_size_t)),
+            "occupancy": (self._occupancy, (out_number, pointer, number, ctypes.c_size_t)),
         }
         types = {name: ctypes.CFUNCTYPE(number, *arguments) for name, (_, arguments) in entries.items()}
         table = type("Callbacks", (ctypes.Structure,), {"_fields_": tuple(types.items())})
@@ -348,12 +383,22 @@ def _known(table: Mapping[int, Any], handle: int | None, what: str) -> Any:
 def _launch_attributes(kernel: _Kernel, config: Any) -> dict[int, tuple[int, ...]]:
     found = {}
     for attribute in config.attributes[: config.attribute_count]:
-        if attribute.id not in (_IGNORE, _COOPERATIVE, _CLUSTER, _PROGRAMMATIC, _PRIORITY):
+        if attribute.id not in _LAUNCH_ATTRIBUTES:
             raise LaunchError(
                 f"Kernel {kernel.name} was launched with attribute {attribute.id}: not emulated."
             )
         found[attribute.id] = tuple(attribute.value)
     return found
+
+
+def _cluster(grid: Dim3, attributes: Mapping[int, tuple[int, ...]]) -> Dim3:
+    """The preferred size of clusters where the grid is made of such, else the other; a device may choose
+    either for any part of the grid.
+    """
+    preferred = _dim3(attributes.get(_PREFERRED_CLUSTER, (0, 0, 0)))
+    if 0 not in preferred and not any(n % c for n, c in zip(grid, preferred, strict=True)):
+        return preferred
+    return _dim3(attributes.get(_CLUSTER, (1, 1, 1)))
 
 
 def _parameters(kernel: _Kernel, arguments: Any) -> tuple[bytes, ...]:

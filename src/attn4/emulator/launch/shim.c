@@ -24,7 +24,23 @@ struct callbacks {
     int (*launch)(const void *config, void *kernel, void **arguments);
     int (*allocate)(void **memory, size_t bytes);
     int (*release)(void *memory);
+    int (*touch)(const void *memory, size_t bytes);
+    int (*occupancy)(int *blocks, void *kernel, int threads, size_t bytes);
 };
+
+struct extent {
+    unsigned x, y, z;
+};
+
+/* cudaLaunchConfig_t */
+struct configuration {
+    struct extent grid, block;
+    size_t shared_bytes;
+    void *stream, *attributes;
+    unsigned attribute_count;
+};
+
+enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3 };
 
 static const struct callbacks *installed;
 static _Thread_local char reason[2048];
@@ -72,6 +88,16 @@ int _cudaLaunchKernelEx(const void *config, void *kernel, void **arguments) {
     HAND_OVER(launch, config, kernel, arguments);
 }
 
+int _cudaLaunchKernel(void *kernel, struct extent grid, struct extent block, void **arguments, size_t shared_bytes,
+                      void *stream) {
+    struct configuration config = {grid, block, shared_bytes, stream, NULL, 0};
+    HAND_OVER(launch, &config, kernel, arguments);
+}
+
+int _cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *kernel, int threads, size_t bytes) {
+    HAND_OVER(occupancy, blocks, kernel, threads, bytes);
+}
+
 /* Two threads that come first at once load twice, and one of the two is forgotten: a lock held around Python
    code would wait for a thread that waits for the interpreter. Nothing here calls Python when the process ends. */
 int cuda_dialect_init_library_once(void **library, int (*init)(void **), int (*load)(void **, int),
@@ -111,6 +137,10 @@ int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
 
 int _cudaDeviceSynchronize(void) { return SUCCESS; }
 
+int _cudaProfilerStart(void) { return SUCCESS; }
+
+int _cudaProfilerStop(void) { return SUCCESS; }
+
 /* Memory */
 
 int _cudaMalloc(void **memory, size_t bytes) { HAND_OVER(allocate, memory, bytes); }
@@ -127,10 +157,14 @@ int _cudaFreeAsync(void *memory, void *stream) {
     HAND_OVER(release, memory);
 }
 
+static int touch(const void *memory, size_t bytes) { HAND_OVER(touch, memory, bytes); }
+
 int _cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
-    (void)kind;
-    memmove(to, from, bytes);
-    return SUCCESS;
+    int error = SUCCESS;
+    if (kind == HOST_TO_DEVICE || kind == DEVICE_TO_DEVICE) error = touch(to, bytes);
+    if (error == SUCCESS && (kind == DEVICE_TO_HOST || kind == DEVICE_TO_DEVICE)) error = touch(from, bytes);
+    if (error == SUCCESS) memmove(to, from, bytes);
+    return error;
 }
 
 int _cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
@@ -139,14 +173,24 @@ int _cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *s
 }
 
 int _cudaMemset(void *memory, int value, size_t bytes) {
-    memset(memory, value, bytes);
-    return SUCCESS;
+    int error = touch(memory, bytes);
+    if (error == SUCCESS) memset(memory, value, bytes);
+    return error;
 }
 
 int _cudaMemsetAsync(void *memory, int value, size_t bytes, void *stream) {
     (void)stream;
     return _cudaMemset(memory, value, bytes);
 }
+
+int _cudaMallocManaged(void **memory, size_t bytes, unsigned flags) {
+    (void)flags;
+    HAND_OVER(allocate, memory, bytes);
+}
+
+int _cudaMallocHost(void **memory, size_t bytes) { HAND_OVER(allocate, memory, bytes); }
+
+int _cudaFreeHost(void *memory) { HAND_OVER(release, memory); }
 
 /* Streams and events: a handle, and nothing to wait for */
 

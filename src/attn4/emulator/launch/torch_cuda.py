@@ -15,6 +15,7 @@ from attn4.emulator.launch.driver import Emulation, emulated_chip, emulated_devi
 from attn4.emulator.launch.errors import LaunchError
 from attn4.emulator.launch.patches import Patch
 from attn4.emulator.launch.record import Allocation
+from attn4.emulator.launch.torch_graph import Capture, Graph
 
 
 class Stream:
@@ -143,7 +144,13 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "is_current_stream_capturing": lambda: False,
 }
 
-_CLASSES: dict[str, type] = {"Stream": Stream, "Event": Event, "device": _Selected}
+_CLASSES: dict[str, type] = {
+    "Stream": Stream,
+    "Event": Event,
+    "device": _Selected,
+    "CUDAGraph": Graph,
+    "graph": Capture,
+}
 
 
 def patches() -> Iterable[Patch]:

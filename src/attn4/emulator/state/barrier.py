@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.faults import BarrierFault
+from attn4.emulator.state.active import active
+
+if TYPE_CHECKING:
+    from attn4.emulator.engine import Warp
 
 TRANSACTION_LIMIT = (1 << 20) - 1
 ARRIVAL_LIMIT = (1 << 20) - 1
@@ -106,13 +111,21 @@ class NamedBarrier:
     votes: list[tuple[int, int]] = field(default_factory=list)
     result: tuple[bool, bool, int] = (False, False, 0)
     last: object = "nobody"
+    shares: dict[int, int] = field(default_factory=dict)
 
-    def arrive(self, threads: int, expected: int, who: object) -> bool:
-        """Count ``threads`` more; true if all ``expected`` are there. A phase has one expected count."""
+    def arrive(self, threads: int, expected: int, who: Warp, *, waits: bool = True) -> bool:
+        """Count ``threads`` more; true if all ``expected`` are there. A phase has one expected count.
+
+        A warp that arrives in a phase twice without waiting is counted in the place of another: ``shares``
+        holds how many threads each has brought so, and more than it has is a fault.
+        """
         if self.arrived and self.expected != expected:
             raise BarrierFault(f"{self}: {who} expects {expected} threads, others expect {self.expected}")
         self.expected = expected
         self.arrived += threads
+        share = self.shares[id(who)] = self.shares.get(id(who), 0) + (0 if waits else threads)
+        if share > who.lanes:
+            raise BarrierFault(f"{self}: {who} arrives twice in one phase; arrived last: {self.last}")
         self.last = who
         if self.arrived > expected:
             raise BarrierFault(f"{self}: {self.arrived} threads have arrived, last {who}")
@@ -125,6 +138,7 @@ class NamedBarrier:
         true, total = (sum(column) for column in zip(*self.votes, strict=True)) if self.votes else (0, 0)
         self.result = (true > 0, true == total, true)
         self.votes.clear()
+        self.shares.clear()
         self.arrived = 0
         self.phase += 1
         return True
@@ -177,22 +191,41 @@ class Arrival:
     barrier: NamedBarrier | ClusterBarrier
     phase: int
 
+    @property
+    def over(self) -> bool:
+        """Whether that has happened."""
+        return self.barrier.phase > self.phase
+
     def __str__(self) -> str:
         return str(self.barrier)
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseWait:
-    """What a thread waits for that polls an mbarrier; ``wanted`` is a phase or a parity, in words."""
+    """What a thread waits for that polls an mbarrier; ``wanted`` is a phase or a parity, in words.
+
+    ``seen`` is the phase in which it found the barrier, None if it polls several.
+    """
 
     barrier: Mbarrier
     wanted: str
+    seen: int | None = None
     phase: None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether another poll may find something else."""
+        return self.barrier.phase != self.seen
 
     def __str__(self) -> str:
         return f"{self.wanted} of {self.barrier}, arrived last: {self.barrier.last}"
 
 
+def may_be_over(waiting: object) -> bool:
+    """Whether what a thread waits for may have happened; known of barriers, and true of all else."""
+    return bool(getattr(waiting, "over", True))
+
+
 def whole_warps(mask: NDArray[np.bool_]) -> int:
     """The number of warps with a lane in ``mask``."""
-    return int(mask.reshape(-1, 32).any(axis=1).sum())
+    return len(active(mask).warps)

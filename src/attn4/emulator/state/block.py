@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attn4.emulator.faults import BarrierFault
 from attn4.emulator.state.barrier import ClusterBarrier, Mbarrier, NamedBarrier, whole_warps
+from attn4.emulator.state.local import LocalMemory, local_layout
 from attn4.emulator.state.tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ NAMED_BARRIERS = 16
 @dataclass(slots=True, eq=False)
 class Cluster:
     """CTAs that share a barrier and each other's shared memory; a launch without clusters makes one of each
-    CTA.
+    CTA. ``watched`` is what a Watch knows of it.
     """
 
     index: Dim3
@@ -39,6 +40,7 @@ class Cluster:
     blocks: list[Block] = field(default_factory=list)
     barrier: ClusterBarrier = field(default_factory=lambda: ClusterBarrier(0))
     sleeping: list[Warp] = field(default_factory=list)
+    watched: Any = None
 
     def rank(self, rank: int) -> Block:
         """The CTA of that rank. Raises BarrierFault if the cluster is smaller."""
@@ -67,6 +69,15 @@ class Block:
     warps: list[Warp] = field(default_factory=list)
     tensor_permit_given_up: bool = False
     _tensor: TensorMemory | None = None
+    _local: LocalMemory | None = None
+
+    @property
+    def local_memory(self) -> LocalMemory:
+        """The local memory of the CTA's threads, made when it is first used."""
+        if self._local is None:
+            _, size = local_layout(self.grid.program.kernel.local)
+            self._local = LocalMemory(-(-extent(self.threads) // 32) * 32, size)
+        return self._local
 
     @property
     def tensor_memory(self) -> TensorMemory:
@@ -104,12 +115,12 @@ class Block:
         return 32 * sum(whole_warps(warp.alive) for warp in self.warps)
 
     def wake(self) -> None:
-        """Let all warps of the cluster that wait look again: something that one may wait for has happened."""
+        """Let the warps of the cluster look again whose wait may be over: something has happened."""
         self.grid.changes += 1
         sleeping = self.cluster.sleeping
         if sleeping:
-            self.grid.ready.extend(sleeping)
-            sleeping.clear()
+            self.grid.ready.extend(warp for warp in sleeping if warp.may_proceed)
+            sleeping[:] = [warp for warp in sleeping if not warp.may_proceed]
 
     def __str__(self) -> str:
         return f"CTA {self.index}"

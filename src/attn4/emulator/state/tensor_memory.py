@@ -136,7 +136,12 @@ class TensorMemory:
         self.written[lanes, column : column + words.shape[1]] = True
 
     def load(self, access: Access, warps: Sequence[int], address: int, owner: Hashable) -> Words:
-        """tcgen05.ld of ``warps`` (their numbers in the CTA, 32 threads each, in order) at one address."""
+        """tcgen05.ld of ``warps`` (their numbers in the CTA, 32 threads each, in order) at one address; maybe
+        a view of this memory.
+        """
+        window = self._window(access, warps, address, owner)
+        if window is not None and self.on_unwritten is None:
+            return self.words[window].T
         index = self._place(access, tuple(warps), address, owner)
         if self.on_unwritten is not None:
             bad = index[~self.written.reshape(-1).take(index)]
@@ -152,11 +157,37 @@ class TensorMemory:
         self, access: Access, warps: Sequence[int], address: int, registers: Words, owner: Hashable
     ) -> None:
         """tcgen05.st of uint32 (registers, 32 * warps)."""
+        window = self._window(access, warps, address, owner)
+        if window is not None:
+            self.words[window] = registers.T
+            self.written[window] = True
+            return
         index = self._place(access, tuple(warps), address, owner)
         if access.packed:
             registers = np.stack((registers & 0xFFFF, registers >> 16), axis=1)
         self.words.reshape(-1)[index] = registers
         self.written.reshape(-1)[index] = True
+
+    def _window(
+        self, access: Access, warps: Sequence[int], address: int, owner: Hashable
+    ) -> tuple[slice, slice] | None:
+        """Lanes and columns of an access of neighbouring warps in which each thread has a row of its own;
+        None for all others, and where the address is wrong.
+        """
+        quarter, lane, column = warps[0] % 4, address >> 16, address & 0xFFFF
+        count = len(warps)
+        if (
+            access.shape != "32x32b"
+            or access.packed
+            or warps[-1] - warps[0] != count - 1
+            or quarter + count > 4
+        ):
+            return None
+        if lane != 0 and (count > 1 or lane != quarter * WARP_LANES):
+            return None
+        self.check(column, access.repeat, owner)
+        first = quarter * WARP_LANES
+        return slice(first, first + count * WARP_LANES), slice(column, column + access.repeat)
 
     def _place(self, access: Access, warps: tuple[int, ...], address: int, owner: Hashable) -> Index:
         """Flat index of each register's word (of its two words, if packed)."""

@@ -31,6 +31,7 @@ from attn4.emulator.units.tensormap import DescriptorError, TensorMap
 Memory = ByteMemory | GlobalMemory
 TILE_ALIGNMENT = 128  # PTX 5.5.6: of a tile's shared address; 9.7.9.25 asks 16 of plain copies
 COPY_ALIGNMENT = 16
+OUTSIDE = 0x7FF7  # the NaN for what lies outside a tensor, in 16-bit words of any element; of an H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,28 @@ def load_tile(
 
 
 def gather_tile(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[int]) -> Bytes:
-    """The bytes of a box, uint8 (box[rank-1], ..., box[1], row bytes), zeros outside the tensor."""
+    """The bytes of a box, uint8 (counts[rank-1], .., counts[1], row bytes); zeros, or NaN, outside."""
     tile = np.zeros(_tile_shape(tensor_map), np.uint8)
+    if tensor_map.nan_fill:
+        tile.reshape(-1).view(np.uint16)[:] = OUTSIDE
     window = _window(tensor_map, memory, coordinates)
     if window is not None:
         tile[window.slices] = window.view(window.allocation.bytes)
         _check_source(window)
+    if tensor_map.element == "f32.ftz" or tensor_map.tf32:
+        _convert(tensor_map, tile.reshape(-1).view(np.uint32))
     return tile
+
+
+def _convert(tensor_map: TensorMap, words: npt.NDArray[np.uint32]) -> None:
+    """Flush subnormal float32, and round to tf32, to nearest even, in place."""
+    exponent = words & np.uint32(0x7F800000)
+    if tensor_map.element == "f32.ftz":
+        words[exponent == 0] &= np.uint32(0x80000000)
+    if tensor_map.tf32:
+        finite = exponent != np.uint32(0x7F800000)
+        words[finite] += np.uint32(0xFFF) + (words[finite] >> np.uint32(13) & np.uint32(1))
+        words &= np.uint32(0xFFFFE000)
 
 
 def place_tile(tensor_map: TensorMap, shared: SharedMemory, address: int, tile: Bytes) -> int:
@@ -132,7 +148,8 @@ def combine_tile(
     tensor_map: TensorMap, memory: GlobalMemory, tile: Bytes, coordinates: Sequence[int], operation: str
 ) -> int:
     """Combine a tile of ``fetch_tile`` into the box at ``coordinates``."""
-    combine = reduction(operation, tensor_map.element)
+    element = tensor_map.element
+    combine = reduction(operation, "f32 of tensor" if element == "f32" else element)
     window = _window(tensor_map, memory, coordinates)
     if window is None:
         return tensor_map.tile_bytes
@@ -194,22 +211,25 @@ def _fetch_tile(tensor_map: TensorMap, shared: SharedMemory, address: int, windo
 
 
 def _tile_shape(tensor_map: TensorMap) -> tuple[int, ...]:
-    return (*tensor_map.box[:0:-1], tensor_map.row_bytes)
+    return (*tensor_map.counts[:0:-1], tensor_map.row_bytes)
 
 
 def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[int]) -> _Window | None:
     """Where a box and its tensor meet, None if nowhere."""
     if len(coordinates) != tensor_map.rank:
         raise DescriptorError(f"{len(coordinates)} coordinates for a tensor map of rank {tensor_map.rank}")
-    low = [max(0, -c) for c in coordinates]
-    high = [min(b, n - c) for b, n, c in zip(tensor_map.box, tensor_map.shape, coordinates, strict=True)]
+    steps = tensor_map.steps or (1,) * tensor_map.rank
+    low = [-(min(0, c) // step) for c, step in zip(coordinates, steps, strict=True)]
+    high = [
+        min(count, -((c - n) // step))
+        for count, n, c, step in zip(tensor_map.counts, tensor_map.shape, coordinates, steps, strict=True)
+    ]
     if any(h <= lo for lo, h in zip(low, high, strict=True)):
         return None
-    first = sum((c + lo) * s for c, lo, s in zip(coordinates, low, tensor_map.strides, strict=True))
-    extent = (
-        sum((h - lo - 1) * s for lo, h, s in zip(low, high, tensor_map.strides, strict=True))
-        + tensor_map.strides[0]
-    )
+    strides = [stride * step for stride, step in zip(tensor_map.strides, steps, strict=True)]
+    origin = sum(c * s for c, s in zip(coordinates, tensor_map.strides, strict=True))
+    first = origin + sum(lo * s for lo, s in zip(low, strides, strict=True))
+    extent = sum((h - lo - 1) * s for lo, h, s in zip(low, high, strides, strict=True)) + strides[0]
     allocation = memory.find(tensor_map.address + first, extent)
     size = tensor_map.strides[0]
     low[0], high[0] = low[0] * size, high[0] * size
@@ -217,7 +237,7 @@ def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[i
         allocation,
         tensor_map.address + first - allocation.base,
         tuple(h - lo for lo, h in zip(low, high, strict=True))[::-1],
-        (*tensor_map.strides[:0:-1], 1),
+        (*strides[:0:-1], 1),
         tuple(slice(lo, h) for lo, h in zip(low, high, strict=True))[::-1],
     )
 

@@ -21,7 +21,7 @@ Combine = Callable[[Bits, Bits], Bits]
 
 WORDS = {
     "u8": "u1", "u16": "u2", "u32": "u4", "s32": "u4", "u64": "u8", "s64": "u8", "b32": "u4", "b64": "u8",
-    "f16": "u2", "bf16": "u2", "f32": "u4", "f64": "u8",
+    "f16": "u2", "bf16": "u2", "f32": "u4", "f32.ftz": "u4", "f64": "u8",
 }  # fmt: skip
 _SIGNED: dict[str, type[np.signedinteger[Any]]] = {"s32": np.int32, "s64": np.int64}
 _BITWISE: dict[str, Combine] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
@@ -65,7 +65,16 @@ def _ordered_half(order: Combine, element: str) -> Combine:
 def _add_f32(old: Bits, new: Bits) -> Bits:
     """`add.f32` flushes subnormal inputs and results to sign-preserving zero."""
     left, right = (flush_subnormals(bits.view(np.float32)) for bits in (old, new))
-    return flush_subnormals(left + right).view(np.uint32)
+    return _bits(flush_subnormals(left + right))
+
+
+def _add_f32_exactly(old: Bits, new: Bits) -> Bits:
+    """Into a tensor of elements f32 an H200 adds subnormal values, too; f32.ftz flushes them."""
+    return _bits(old.view(np.float32) + new.view(np.float32))
+
+
+def _bits(values: Any) -> Bits:
+    return np.where(np.isnan(values), np.uint32(0x7FFFFFFF), values.view(np.uint32))
 
 
 def _add_f16(old: Bits, new: Bits) -> Bits:
@@ -82,7 +91,14 @@ def _add_f64(old: Bits, new: Bits) -> Bits:
     return (old.view(np.float64) + new.view(np.float64)).view(np.uint64)
 
 
-_ADD: dict[str, Combine] = {"f32": _add_f32, "f16": _add_f16, "bf16": _add_bf16, "f64": _add_f64}
+_ADD: dict[str, Combine] = {
+    "f32": _add_f32,
+    "f32.ftz": _add_f32,
+    "f32 of tensor": _add_f32_exactly,
+    "f16": _add_f16,
+    "bf16": _add_bf16,
+    "f64": _add_f64,
+}
 
 
 def _increment(old: Bits, new: Bits) -> Bits:

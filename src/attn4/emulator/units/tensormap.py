@@ -1,13 +1,13 @@
-"""The 128-byte descriptor of a tiled tensor (PTX 5.5.8) as CuTe-DSL's host code writes it: 64 bytes count.
+"""The 128-byte descriptor of a tiled tensor (PTX 5.5.8), as the driver and CuTe-DSL's host code write it.
 
     tensor_map = decode(descriptor_bytes)     # or a DescriptorError that names what is not understood
     descriptor_bytes = encode(tensor_map)     # for tests
 
-Little-endian words of 32 bits: 0-1 address; 2 rank-1 (bits 4-6), element type (7-10), swizzle (13-14); 3-6
-the low and 7 the high four bits of each stride >> 4 of dimensions 1-4; 8-12 extent-1; 13 box[0]-1 (bits
-24-31); 14 box[1..4]-1, a byte each. Bits 1, 18 and 21 of word 2 (constants, and a hint to the L2 cache)
-change no result. The low bits of word 13 are the element strides; their encoding is not known, so anything
-but zero is refused.
+Of the little-endian words of 32 bits the first 16 count: 0-1 address; 3-6 the low and 7 the high four bits of
+each stride >> 4 of dimensions 1-4; 8-12 extent-1; 13 box[0]-1 (bits 24-31) and the steps-1, three
+bits each from bit 0; 14 box[1..4]-1, a byte each. Word 2: rank-1 (bits 4-6), element type (7-10), interleave
+(11-12), swizzle (13-14), NaN for what lies outside (15), rounding to tf32 (16). Its bits 1, 17-18 (promotion
+in the L2 cache) and 21 change no result. Learnt from `cuTensorMapEncodeTiled` (tests/recorded).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from math import prod
 from attn4.emulator.faults import EmulationError
 from attn4.emulator.units.swizzle import Swizzle
 
-# Codes of `tensormap.replace.elemtype` (PTX 9.7.9.28): name and bytes. The rest (8 f32.ftz, 11 and 12 tf32,
-# 13-15 packed 4- and 6-bit elements) change or repack what they copy, and are refused.
+# Names and bytes of the element types. 11 and more (packed 4- and 6-bit elements) repack what they copy.
 ELEMENTS = {
     0: ("u8", 1),
     1: ("u16", 2),
@@ -31,12 +30,14 @@ ELEMENTS = {
     5: ("s64", 8),
     6: ("f16", 2),
     7: ("f32", 4),
+    8: ("f32.ftz", 4),
     9: ("f64", 8),
     10: ("bf16", 2),
 }
 SWIZZLES = (Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128)
-WORD2_KNOWN = 0x7 << 4 | 0xF << 7 | 0x3 << 13 | 1 << 1 | 1 << 18 | 3 << 21
-WORD2_CONSTANT = 1 << 1 | 1 << 18
+WORD2_KNOWN = 0x7 << 4 | 0xF << 7 | 0xF << 13 | 1 << 1 | 3 << 17 | 3 << 21
+WORD2_CONSTANT = 1 << 1 | 1 << 18  # as CuTe-DSL has them
+NAN_FILL, TO_TF32 = 1 << 15, 1 << 16
 BOX_LIMIT = 256
 
 
@@ -53,7 +54,7 @@ class TensorMap:
     address
         Of the first element, a multiple of 16.
     element
-        "u8" "u16" "u32" "s32" "u64" "s64" "f16" "bf16" "f32" or "f64".
+        "u8" "u16" "u32" "s32" "u64" "s64" "f16" "bf16" "f32" "f32.ftz" or "f64".
     shape
         Elements along each of the 1-5 dimensions.
     strides
@@ -62,6 +63,12 @@ class TensorMap:
         Elements along each dimension of the tile that one copy moves, each 1-256.
     swizzle
         How a tile's 16-byte chunks are permuted in shared memory.
+    steps
+        Distance along each dimension of the elements taken, 1-8; empty: 1. That of dimension 0 is 1.
+    nan_fill
+        Whether a load gives NaN, not zeros, for what lies outside the tensor.
+    tf32
+        Whether a load rounds float32 to tf32.
     """
 
     address: int
@@ -70,6 +77,9 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: Swizzle = Swizzle.NONE
+    steps: tuple[int, ...] = ()
+    nan_fill: bool = False
+    tf32: bool = False
 
     @property
     def rank(self) -> int:
@@ -79,7 +89,14 @@ class TensorMap:
     @property
     def tile_bytes(self) -> int:
         """Bytes of a full box: what a load counts on its barrier, clipped or not."""
-        return prod(self.box) * self.strides[0]
+        return prod(self.counts) * self.strides[0]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Elements along each dimension of a tile in shared memory."""
+        if not self.steps:
+            return self.box
+        return (self.box[0], *(-(-b // s) for b, s in zip(self.box[1:], self.steps[1:], strict=True)))
 
     @property
     def row_bytes(self) -> int:
@@ -98,12 +115,10 @@ def decode(descriptor: bytes) -> TensorMap:
 def _decode(descriptor: bytes) -> TensorMap:
     words = struct.unpack("<16I", descriptor)
     if unknown := words[2] & ~WORD2_KNOWN:
-        reason = "of interleave, fill or im2col?"
+        reason = "of interleave or im2col?"
         raise DescriptorError(f"tensor map: bits {unknown:#x} of word 2 are not understood ({reason})")
-    if words[2] & WORD2_CONSTANT != WORD2_CONSTANT:
-        raise DescriptorError(f"no tensor map: word 2 is {words[2]:#x}, without bits {WORD2_CONSTANT:#x}")
-    if unknown := words[13] & 0xFFFFFF:
-        raise DescriptorError(f"tensor map: element strides ({unknown:#x} in word 13) are not emulated")
+    if unknown := words[13] & 0xFF8000:
+        raise DescriptorError(f"tensor map: bits {unknown:#x} of word 13 are not understood")
     rank, kind = (words[2] >> 4 & 7) + 1, words[2] >> 7 & 15
     if rank > 5 or kind not in ELEMENTS:
         raise DescriptorError(
@@ -120,9 +135,18 @@ def _decode(descriptor: bytes) -> TensorMap:
         strides=(size, *strides),
         box=tuple(b + 1 for b in boxes[:rank]),
         swizzle=SWIZZLES[words[2] >> 13 & 3],
+        steps=_steps(words[13], rank),
+        nan_fill=bool(words[2] & NAN_FILL),
+        tf32=bool(words[2] & TO_TF32),
     )
     _check(result)
     return result
+
+
+def _steps(word: int, rank: int) -> tuple[int, ...]:
+    """The steps of all dimensions, none if all are 1. The chip ignores that of dimension 0."""
+    steps = (1, *((word >> 3 * n & 7) + 1 for n in range(1, rank)))
+    return steps if any(step > 1 for step in steps) else ()
 
 
 def encode(tensor_map: TensorMap) -> bytes:
@@ -133,6 +157,7 @@ def encode(tensor_map: TensorMap) -> bytes:
     extents = [s - 1 for s in tensor_map.shape] + [0] * (5 - tensor_map.rank)
     boxes = [b - 1 for b in tensor_map.box] + [0] * (5 - tensor_map.rank)
     word2 = WORD2_CONSTANT | (tensor_map.rank - 1) << 4 | code << 7 | SWIZZLES.index(tensor_map.swizzle) << 13
+    word2 |= NAN_FILL * tensor_map.nan_fill | TO_TF32 * tensor_map.tf32
     words = (
         tensor_map.address & 0xFFFFFFFF,
         tensor_map.address >> 32,
@@ -140,7 +165,7 @@ def encode(tensor_map: TensorMap) -> bytes:
         *(s & 0xFFFFFFFF for s in strides),
         sum((s >> 32) << 4 * i for i, s in enumerate(strides)),
         *extents,
-        boxes[0] << 24,
+        boxes[0] << 24 | sum(step - 1 << 3 * n for n, step in enumerate(tensor_map.steps)),
         sum(b << 8 * i for i, b in enumerate(boxes[1:])),
         0,
     )
@@ -161,6 +186,15 @@ def _check(tensor_map: TensorMap) -> None:
         raise DescriptorError(f"tensor map: {what} must have the same 1-5 dimensions")
     if any(not 1 <= b <= BOX_LIMIT for b in tensor_map.box):
         raise DescriptorError(f"tensor map: box {tensor_map.box}, each 1-{BOX_LIMIT}")
+    if tensor_map.steps and (
+        len(tensor_map.steps) != tensor_map.rank or any(not 1 <= step <= 8 for step in tensor_map.steps)
+    ):
+        raise DescriptorError(f"tensor map: steps {tensor_map.steps}, each 1-8")
+    floats = ("f16", "bf16", "f32", "f32.ftz", "f64")
+    if (tensor_map.nan_fill and tensor_map.element not in floats) or (
+        tensor_map.tf32 and not tensor_map.element.startswith("f32")
+    ):
+        raise DescriptorError(f"tensor map: NaN fill or tf32 with elements {tensor_map.element}")
     row, swizzle = tensor_map.row_bytes, tensor_map.swizzle
     if row % 16:
         raise DescriptorError(f"tensor map: rows of the box have {row} bytes, not a multiple of 16")

@@ -28,6 +28,7 @@ from attn4.emulator.faults import EmulationError
 from attn4.emulator.state.memory import SharedMemory
 from attn4.emulator.units.dot import add_integers, dot
 from attn4.emulator.units.formats import FORMATS, INTEGERS, f32_to_f16
+from attn4.emulator.units.fused import fused_step, on_chip
 from attn4.emulator.units.matrix import Tile, decode_wgmma, gather
 
 M = 64
@@ -89,6 +90,8 @@ class Product:
         """The accumulators after the product."""
         left = gather(shared, decode_wgmma(a), self.a_tile) if isinstance(a, int) else self.a_matrix(a)
         right = gather(shared, decode_wgmma(b), self.b_tile)
+        if on_chip() and self.d != "s32":
+            return self._fused(left, right, accumulators if scale_d else None)
         product = fragment_of(dot(left, self.a, right, self.b))
         if self.negate_a != self.negate_b:
             np.negative(product, out=product)
@@ -99,6 +102,24 @@ class Product:
             old = accumulators.view(np.int32) if scale_d else np.zeros(product.shape, np.int32)
             return add_integers(old, product, saturate=self.saturate).view(np.uint32)
         return _add_halves(accumulators, product, scale_d)
+
+    def _fused(
+        self, left: npt.NDArray[Any], right: npt.NDArray[Any], accumulators: Registers | None
+    ) -> Registers:
+        """The sum as the chip makes it; see `units.fused`."""
+        old = None
+        if accumulators is not None and self.d == "f32":
+            old = matrix_of(accumulators.view(np.float32))
+        elif accumulators is not None:
+            halves = np.stack((accumulators & 0xFFFF, accumulators >> 16), axis=1).astype(np.uint16)
+            old = matrix_of(halves.reshape(-1, THREADS).view(np.float16))
+        negate = self.negate_a != self.negate_b
+        bits = fragment_of(fused_step(left, self.a, right, self.b, old, self.d, negate=negate))
+        if self.d == "f32":
+            return bits
+        pairs = bits.reshape(-1, 2, THREADS).astype(np.uint32)
+        packed: Registers = pairs[:, 0] | (pairs[:, 1] << np.uint32(16))
+        return packed
 
     def a_matrix(self, registers: Registers) -> npt.NDArray[Any]:
         """A (64, K) as words, from the registers that hold its fragment."""

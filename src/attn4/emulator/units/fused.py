@@ -1,0 +1,112 @@
+"""The sum of one step of a product as the tensor core of an H200 makes it, bit for bit.
+
+    with as_on_chip():                 # slower: by default `dot` sums in float64
+        bits = fused_step(a, "bf16", b, "bf16", accumulators, "f32")
+
+Found with tests/recorded: all K products and the addend are aligned to the largest exponent among them (that
+of a product is the sum of its operands' exponents, not normalised); what lies more than 25 bits below it (13
+for 8-bit formats) is cut off; the sum of the rest is exact. A float32 result is that sum cut at 23 bits of
+fraction (13 for 8-bit formats), a float16 result the sum rounded to nearest even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attn4.emulator.units.formats import FORMATS, f32_to_f16
+
+Words = npt.NDArray[Any]
+Doubles = npt.NDArray[np.float64]
+Exponents = npt.NDArray[np.int32]
+
+_LEAST = {"f16": -14, "bf16": -126, "tf32": -126, "e4m3": -6, "e5m2": -14, "f32": -126}
+_ALIGNED = {"f16": 25, "bf16": 25, "tf32": 25, "e4m3": 13, "e5m2": 13}
+_FRACTION = 23
+_NOTHING = -4096  # the exponent of zero
+_CANONICAL = np.uint32(0x7FFFFFFF)
+
+_chip = [False]
+
+
+@contextmanager
+def as_on_chip(on: bool = True) -> Iterator[None]:
+    """Let the products of warpgroups in this process be summed as the chip sums them."""
+    before, _chip[0] = _chip[0], on
+    try:
+        yield
+    finally:
+        _chip[0] = before
+
+
+def on_chip() -> bool:
+    """Whether products are to be summed as on the chip."""
+    return _chip[0]
+
+
+def fused_step(
+    a: Words, a_format: str, b: Words, b_format: str, addend: npt.NDArray[Any] | None, d: str, *, negate: bool
+) -> Words:
+    """Bits of A B^T + addend of words A (M, K) and B (N, K): uint32 (M, N), or uint16 where ``d`` is "f16".
+
+    ``addend`` holds values of ``d``, (M, N), or is None; ``negate`` changes the sign of the products.
+    """
+    left, right = (FORMATS[kind].decode(x).astype(np.float64) for x, kind in ((a, a_format), (b, b_format)))
+    exponents = _exponents(left, a_format)[:, None, :] + _exponents(right, b_format)[None, :, :]
+    largest = exponents.max(axis=-1)
+    added = None if addend is None else addend.astype(np.float64)
+    if added is not None:
+        largest = np.maximum(largest, _exponents(added, d))
+    products = left[:, None, :] * right[None, :, :]
+    if negate:
+        products = -products
+    bits = _ALIGNED[a_format]
+    shift = bits - np.maximum(largest, -600)
+    scale = np.ldexp(1.0, shift)
+    total = np.trunc(products * scale[..., None]).sum(axis=-1)
+    if added is not None:
+        total += np.trunc(added * scale)
+    value = np.ldexp(total, -shift)
+    value = np.where(np.isfinite(value), value, _special(products, added))
+    if d == "f16":
+        return f32_to_f16(_odd(value))
+    return _cut(value, bits)
+
+
+def _exponents(values: Doubles, kind: str) -> Exponents:
+    """The exponent that each value is stored with: of subnormal ones the least, of zero `_NOTHING`."""
+    exponent = np.maximum(np.frexp(values)[1] - 1, _LEAST[kind])
+    return np.where(values == 0, _NOTHING, exponent).astype(np.int32)
+
+
+def _special(products: Doubles, added: Doubles | None) -> Doubles:
+    """What infinities and NaN give."""
+    total: Doubles = products.sum(axis=-1)
+    return total if added is None else total + added
+
+
+def _cut(value: Doubles, bits: int) -> npt.NDArray[np.uint32]:
+    """float32 bits, cut off towards zero; 8-bit formats leave 13 bits of fraction."""
+    single = value.astype(np.float32)
+    away = (np.abs(single.astype(np.float64)) > np.abs(value)) & np.isfinite(single)
+    single = np.where(away, np.nextafter(single, np.float32(0)), single)
+    words = single.view(np.uint32)
+    if bits < _FRACTION:
+        words = words & np.uint32(0xFFFFFFFF << _FRACTION - bits & 0xFFFFFFFF)
+    return np.where(np.isnan(single), _CANONICAL, words)
+
+
+def _odd(value: Doubles) -> npt.NDArray[np.float32]:
+    """float32 rounded to odd, so that a later rounding to nearest float16 is that of the value."""
+    single = value.astype(np.float32)
+    words = single.view(np.uint32).copy()
+    wide = single.astype(np.float64)
+    away = np.abs(wide) > np.abs(value)
+    words -= away.astype(np.uint32)
+    inexact = (wide != value) & np.isfinite(value)
+    words |= inexact.astype(np.uint32)
+    return words.view(np.float32)

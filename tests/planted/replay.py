@@ -1,0 +1,119 @@
+"""A launch kept with the memory that it found, so that it can be run again, changed and in other orders."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attn4.emulator.faults import EmulationError
+from attn4.emulator.grid import Grid, Limits, Residency
+from attn4.emulator.hazards.findings import Hazard
+from attn4.emulator.launch.record import Launch
+from attn4.emulator.runner import Runner
+from attn4.emulator.schedule import Schedule
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How a launch went: what was reported, the fault that ended it (None: it ran to its end), its memory.
+
+    ``grid`` is the one that ran, None if it did not start.
+    """
+
+    hazards: tuple[Hazard, ...]
+    fault: EmulationError | None
+    memory: tuple[Bytes, ...]
+    grid: Grid | None
+
+    @property
+    def kinds(self) -> list[str]:
+        """What was found: the kinds of the hazards and the class of the fault."""
+        found = dict.fromkeys(hazard.kind for hazard in self.hazards)
+        if self.fault is not None:
+            found[type(self.fault).__name__] = None
+        return list(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A launch, and the contents of its allocations before it."""
+
+    launch: Launch
+    before: tuple[Bytes, ...]
+
+    def replay(
+        self,
+        schedule: Schedule,
+        *,
+        ptx: str | None = None,
+        sms: int = 2,
+        hazards: bool = True,
+        limits: Limits | None = None,
+    ) -> Replay:
+        """Run the launch again over the same memory, with another text of its kernel where ``ptx`` is given.
+
+        What the emulator has against the kernel is a result, not an error: no EmulationError gets out.
+        """
+        for allocation, content in zip(self.launch.allocations, self.before, strict=True):
+            allocation.bytes()[:] = content
+        launch = self.launch
+        if ptx is not None:
+            launch = replace(launch, ptx=ptx, image=hashlib.sha256(ptx.encode()).hexdigest())
+        runner = Runner(schedule, Residency(sms=sms), limits or Limits(seconds=120), hazards=hazards)
+        fault: EmulationError | None = None
+        try:
+            with _code_kept_apart():
+                runner(launch)
+            grid: Grid | None = runner.grids[-1]
+        except EmulationError as error:
+            fault, grid = error, _grid_of(error)
+        found = tuple(grid.findings) if grid is not None else ()
+        return Replay(found, fault, contents(launch), grid)
+
+
+def contents(launch: Launch) -> tuple[Bytes, ...]:
+    """A copy of the launch's memory, one array an allocation."""
+    return tuple(allocation.bytes().copy() for allocation in launch.allocations)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Recording]]:
+    """Keep every launch that runs in this block, with its memory before it."""
+    recordings: list[Recording] = []
+    run = Runner.__call__
+
+    def keep(runner: Runner, launch: Launch) -> Any:
+        recordings.append(Recording(launch, contents(launch)))
+        return run(runner, launch)
+
+    with patch.object(Runner, "__call__", keep):
+        yield recordings
+
+
+def _grid_of(error: BaseException) -> Grid | None:
+    """The grid in which an error was raised."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        for value in traceback.tb_frame.f_locals.values():
+            if isinstance(value, Grid):
+                return value
+        traceback = traceback.tb_next
+    return None
+
+
+@contextmanager
+def _code_kept_apart() -> Iterator[None]:
+    """Generated code of changed kernels does not fill the user's cache."""
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"XDG_CACHE_HOME": folder}):
+        yield
