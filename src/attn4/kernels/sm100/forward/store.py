@@ -21,7 +21,7 @@ def store(stream, out, ends):
             out.store(targets, tile.row_block * plan.query_tiles + i, slot)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)
-            ends.out.arrive()
+            ends.out.arrive_together()
             ends.out.advance()
         stream, tile = next_tile(stream)
     cute.arch.cp_async_bulk_wait_group(0, read=False)
