@@ -153,6 +153,11 @@ class Plan:
         return self.tile_m // self.query_tiles
 
     @property
+    def output_in_query(self) -> bool:
+        """Whether the output leaves through the query's storage, which is then busy until it has left."""
+        return any(buffer.name == "out" and buffer.borrows == "query" for buffer in self.buffers)
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * sum(role.warps for role in self.roles)

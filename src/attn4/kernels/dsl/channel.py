@@ -81,6 +81,12 @@ class Producer(End):
             cute.arch.mbarrier_arrive_and_expect_tx(self.barrier, self.ring.channel.transaction_bytes)
 
     @cute.jit
+    def skip(self):
+        """Pass the acquired slot on without data."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.barrier)
+
+    @cute.jit
     def signal(self):
         """Hand over a slot that this warp filled with ordinary stores."""
         cute.arch.sync_warp()

@@ -116,10 +116,15 @@ def correct(stream, corrector, ends):
                 ends = finish(corrector, tile, ends, i)
         else:
             for i in cutlass.range_constexpr(plan.query_tiles):
+                if cutlass.const_expr(plan.output_in_query):
+                    ends.query.wait()
                 ends.out.acquire()
                 corrector.stage_zeros(i)
                 ends = hand_over(ends)
                 corrector.store_lse(tile, i, -Float32.inf)
+        if cutlass.const_expr(plan.output_in_query):
+            for _ in cutlass.range_constexpr(plan.query_tiles):
+                ends.query.advance()
         stream, tile = next_tile(stream)
 
 

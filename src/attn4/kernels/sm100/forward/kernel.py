@@ -173,7 +173,7 @@ class Forward:
             out = tma.RowTiles(
                 copies.out, copies.out_rows, self.tile(arena, "out"), bounded=plan.cu_seqlens_q, pack=pack
             )
-            store(self.stream(place), out, Bundle(out=Consumer(rings["out"])))
+            store(self.stream(place), out, self.store_ends(rings))
         if warp == plan.role("load").first_warp:
             row_tiles = (
                 tma.RowTiles(copies.query, copies.query_rows, self.tile(arena, "query"), pack=plan.pack_gqa),
@@ -216,11 +216,18 @@ class Forward:
     def correction_ends(self, rings):
         """What the correction warpgroup takes and hands over."""
         ends = {"out": Producer(rings["out"])}
+        if self.plan.output_in_query:
+            ends["query"] = Consumer(rings["query"])
         for i in range(self.plan.query_tiles):
             ends[f"row_stats{i}"] = Consumer(rings[f"row_stats{i}"])
             ends[f"output{i}"] = Consumer(rings[f"output{i}"])
             ends[f"rescaled{i}"] = Producer(rings[f"rescaled{i}"])
         return Bundle(**ends)
+
+    def store_ends(self, rings):
+        """What the storing warp takes."""
+        names = ("out", "query") if self.plan.output_in_query else ("out",)
+        return Bundle(**{name: Consumer(rings[name]) for name in names})
 
     def mma_ends(self, rings):
         """What the multiplying warp takes and hands over."""

@@ -12,7 +12,10 @@ from attn4.kernels.sm100.forward.tiles import next_tile
 
 @cute.jit
 def load(stream, group: Int32, row_tiles, ends):
-    """Follow the tiles; each key block comes before the value block of the step before, as products take them."""
+    """Follow the tiles; each key block comes before the value block of the step before, as products take them.
+
+    Where the output leaves through the query's slots these change hands for every tile, keys or none.
+    """
     plan = stream.plan
     query, key, value = row_tiles
     stream, tile = next_tile(stream)
@@ -32,6 +35,11 @@ def load(stream, group: Int32, row_tiles, ends):
                 ends = send(ends, "value", value, values, last - step)
                 ends = send(ends, "key", key, keys, last - 1 - step)
             ends = send(ends, "value", value, values, tile.n_begin)
+        elif cutlass.const_expr(plan.output_in_query):
+            for _ in cutlass.range_constexpr(plan.query_tiles):
+                ends.query.acquire()
+                ends.query.skip()
+                ends.query.advance()
         stream, tile = next_tile(stream)
 
 

@@ -61,6 +61,11 @@ def multiply(stream, products, ends):
                 ends = step(products, ends, accumulate, last=False)
                 accumulate = cutlass.Boolean(True)
             ends = step(products, ends, accumulate, last=True)
+        elif cutlass.const_expr(products.plan.output_in_query):
+            for _ in cutlass.range_constexpr(products.plan.query_tiles):
+                ends.query.wait()
+                ends.query.arrive()
+                ends.query.advance()
         stream, tile = next_tile(stream)
 
 

@@ -23,5 +23,8 @@ def store(stream, out, ends):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
             ends.out.arrive_together()
             ends.out.advance()
+            if cutlass.const_expr(plan.output_in_query):
+                ends.query.arrive()
+                ends.query.advance()
         stream, tile = next_tile(stream)
     cute.arch.cp_async_bulk_wait_group(0, read=False)
