@@ -78,10 +78,10 @@ def unsupported(problem: Problem, machine: Machine) -> tuple[str, ...]:
 def runnable(problem: Problem, machine: Machine) -> tuple[str, ...]:
     """Why ``problem`` does not run on ``machine`` today: no plan, or no kernel for it; empty if it does."""
     reasons = unsupported(problem, machine)
-    if not reasons and machine.tensor_columns:
+    if not reasons and problem.direction == "backward":
         reasons = (
-            f"{machine.chip} ({machine.name}) has plans, but its kernels are not built yet; GPUs of compute "
-            f"capability 9.0 run attn4's kernels. On this one, {REFERENCE}.",
+            f"The backward pass on {machine.chip} ({machine.name}) has plans, but its kernels are not built yet. "
+            f"Call it without gradients, or {REFERENCE}.",
         )
     return reasons
 
