@@ -100,6 +100,11 @@ class Order:
             row = self._relaxed(row)
         np.maximum(sync.pending, row, out=sync.pending)
 
+    def arrive_with(self, sync: Sync, phase: int, row: Row) -> None:
+        """An arrival that carries ``row``."""
+        self.settle(sync, phase)
+        np.maximum(sync.pending, self.clocks.widened(row), out=sync.pending)
+
     def complete_operation(
         self,
         sync: Sync,

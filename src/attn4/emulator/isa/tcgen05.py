@@ -405,14 +405,14 @@ def _track(warp: Warp, lane: int, targets: list[int], i: Instruction) -> None:
     queue = _queue(warp, lane)
     covered = queue.done + len(queue.steps)
     watch = warp.block.grid.watch
-    issued = 0 if watch is None else watch.tensor.pipeline(warp, lane).issued
+    signal = None if watch is None else watch.tensor.commits(warp, lane)
 
     def complete() -> None:
         # An earlier commit of the thread may have run some of them; they stand at the front in order.
         _run(warp, queue, max(covered - queue.done, 0))
         for address in targets:
-            if watch is not None:
-                watch.tensor.committed(warp, lane, address, issued)
+            if signal is not None:
+                signal(address)
             if warp.block.mbarrier(address).arrive(1, f"a tcgen05.commit of {warp}"):
                 warp.block.wake()
 
