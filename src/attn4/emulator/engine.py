@@ -62,7 +62,7 @@ class Path:
         self.warps = len(active_bytes(self.bits).warps)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Warp:
     """Hardware warps that run as one: ``threads`` are their thread numbers in the CTA.
 

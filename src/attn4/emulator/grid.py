@@ -80,7 +80,7 @@ class Residency:
     blocks: int = 32
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Grid:
     """The state of one launch. ``clock`` counts instructions; ``changes`` what other threads may have seen
     change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks. ``failure``
@@ -266,6 +266,8 @@ class Grid:
         block = warp.block
         block.warps.remove(warp)
         self.retired += 1
+        if self.watch is not None and not block.warps:
+            self.watch.shared.exited(block, warp)
         if warp.storage is not None:
             self.program.recycle(warp.storage)
         cluster = block.cluster

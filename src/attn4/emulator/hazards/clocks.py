@@ -153,6 +153,15 @@ class Clocks:
             own = self._own_row(who.first + lane)
             np.maximum(own, row, out=own)
 
+    def known_to_block(self, rank: int) -> Row:
+        """What any thread of a CTA knows."""
+        warps = slice(rank * self.warps_a_block, (rank + 1) * self.warps_a_block)
+        known: Row = self.rows[warps].max(axis=0)
+        for thread, row in self.alone.items():
+            if warps.start <= thread // WARP < warps.stop:
+                np.maximum(known, row, out=known)
+        return known
+
     def meet(self, who: Who, mask: Mask | None) -> None:
         """The lanes of each warp learn from each other what they know and did: bar.warp.sync."""
         for warp in range(who.warps.start, who.warps.stop):

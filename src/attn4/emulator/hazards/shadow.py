@@ -101,7 +101,8 @@ class Shadow:
         self._chunk_pages = np.zeros((4, pages), np.int64)
         self._parts: NDArray[np.uint8] | None = None
         self._small_reads: NDArray[np.bool_] | None = None
-        self.remote: dict[int, tuple[int, int]] = {}
+        self.remote: dict[int, int] = {}
+        self.barriers = np.zeros(self._words, np.bool_)
 
     def read(self, access: Threads) -> list[Conflict]:
         """Record reads of threads; the conflicts with the last writers."""
@@ -166,12 +167,12 @@ class Shadow:
         self._written[words] = access.epoch << STAMP | access.number
         return conflicts
 
-    def touched_after(self, rows: NDArray[np.int32], first: int, last: int) -> list[tuple[int, int]]:
-        """(thread, number) of accesses by threads outside ``first``..``last`` that no one here knows of."""
+    def unknown_to(self, known: NDArray[np.int32]) -> list[tuple[int, int]]:
+        """Column and instruction of accesses from other CTAs that ``known`` does not hold."""
         return [
-            (thread, stamp & NUMBER)
-            for thread, (epoch, stamp) in self.remote.items()
-            if not first <= thread < last and rows[thread] < epoch
+            (column, stamp & NUMBER)
+            for column, stamp in self.remote.items()
+            if known[column] < stamp >> STAMP
         ]
 
     def _against_writers(self, access: Threads, *, reads: bool) -> list[Conflict]:

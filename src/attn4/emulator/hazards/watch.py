@@ -95,12 +95,12 @@ class Watch:
 
     def who(self, warp: Warp) -> Who:
         """The lanes of ``warp`` in its cluster."""
-        known: Who | None = warp.state.get("who")
-        lane = int(warp.threads[0])
-        if known is None or known.lanes != len(warp.threads):
+        lane, lanes = int(warp.threads[0]), len(warp.threads)
+        known: Who | None = warp.state.get(("who", lane, lanes))
+        if known is None:
             clocks = self.of(warp.block.cluster).clocks
             first = warp.block.rank * clocks.warps_a_block * WARP + lane
-            known = warp.state["who"] = Who(first, len(warp.threads))
+            known = warp.state["who", lane, lanes] = Who(first, lanes)
         return known
 
     def lanes(self, warp: Warp, mask: Mask) -> Mask | None:

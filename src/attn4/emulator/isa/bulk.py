@@ -225,7 +225,7 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
                 bulk.put_tile(tensor, memory, staged[0], at)
 
         if (watch := warp.block.grid.watch) is not None:
-            watch.copies.drains(warp, lane, address, tensor.tile_bytes, i)
+            watch.copies.stores_tile(warp, lane, tensor, address, at, i)
         copy = Copy(f"a tensor store issued by {warp} at PTX line {i.line}", write, read)
         groups(warp, lane).open.append(copy)
         warp.block.grid.issue(copy)

@@ -29,7 +29,7 @@ SYSTEM_SHARED_BYTES = 0x400
 NAMED_BARRIERS = 16
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Cluster:
     """CTAs that share a barrier and each other's shared memory; a launch without clusters makes one of each
     CTA. ``watched`` is what a Watch knows of it.
@@ -49,7 +49,7 @@ class Cluster:
         return self.blocks[rank]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """One CTA. ``number`` counts CTAs of the grid, ``rank`` is the place in the cluster, ``threads`` its
     shape.

@@ -122,6 +122,23 @@ def fetch_tile(
     return _fetch_tile(tensor_map, shared, address, _window(tensor_map, memory, coordinates))
 
 
+def kept_chunks(
+    tensor_map: TensorMap,
+    memory: GlobalMemory,
+    shared: SharedMemory,
+    address: int,
+    coordinates: Sequence[int],
+) -> npt.NDArray[np.int64]:
+    """Index in ``shared.chunks`` of the chunks of a tile of which a store keeps something; for hazards."""
+    window = _window(tensor_map, memory, coordinates)
+    chunks = tile_chunk_offsets(tensor_map, shared, address)
+    if window is None:
+        return chunks[:0]
+    rows = chunks.reshape(*_tile_shape(tensor_map)[:-1], -1)
+    row = window.slices[-1]
+    return rows[(*window.slices[:-1], slice(row.start // 16, -(-row.stop // 16)))].reshape(-1)
+
+
 def put_tile(tensor_map: TensorMap, memory: GlobalMemory, tile: Bytes, coordinates: Sequence[int]) -> int:
     """Write a tile of ``fetch_tile`` to the box at ``coordinates``."""
     window = _window(tensor_map, memory, coordinates)
