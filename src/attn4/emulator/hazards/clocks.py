@@ -130,6 +130,8 @@ class Clocks:
             row: Row = rows[0].copy() if len(rows) == 1 else rows.max(axis=0)
         else:
             row = self._joined(who, mask)
+        # What is passed on needs a fence::before_thread_sync here, and a fence::after_thread_sync there.
+        row[TENSOR] = 0
         if mask is None:
             row[ORDERED, own] = np.repeat(epochs, WARP)
             row[FENCED, own] = self.fenced[own]

@@ -175,6 +175,17 @@ class Shadow:
             if known[column] < stamp >> STAMP
         ]
 
+    def freed(self, known: Row) -> list[Conflict]:
+        """Conflicts of one who knows ``known`` and gives the whole memory up."""
+        everything = Engine(-1, 0, -1, known, slice(0, self._words // CHUNK_WORDS), 0, ORDERED)
+        conflicts = self._engine_against_writers(everything, reads=False)
+        return conflicts + self._engine_against_readers(everything)
+
+    @property
+    def partial(self) -> bool:
+        """Whether anybody has written less than a word."""
+        return self._parts is not None
+
     def _against_writers(self, access: Threads, *, reads: bool) -> list[Conflict]:
         words, who = access.words, access.who
         columns = self._writers.take(words)

@@ -12,7 +12,7 @@ from attn4.emulator.hazards.clocks import FENCED, ORDERED, WARP, Mask
 from attn4.emulator.hazards.shadow import STAMP, WORD, Conflict, Shadow, Threads
 from attn4.emulator.hazards.shadow import Engine as EngineAccess
 from attn4.emulator.state.block import OFFSET_MASK
-from attn4.emulator.state.memory import SharedMemory
+from attn4.emulator.state.memory import SHARED_START, SharedMemory
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -45,6 +45,8 @@ class SharedAccesses:
         self._tell(warp, shadow.read(access), i, memory, "reads", nbytes)
         if memory.rank != warp.block.rank:
             self._remote_threads(warp, shadow, memory, access, i)
+        if shadow.partial:
+            self._unwritten_bytes(warp, mask, memory, addresses, nbytes, i)
 
     def store(
         self,
@@ -162,14 +164,28 @@ class SharedAccesses:
 
     def name(self, block: Block, offset: int) -> str:
         """The variable that holds a shared offset, as the program declared it, or the offset."""
-        best = ""
-        start = -1
-        for name, at in block.grid.layout.offsets.items():
-            if start < at <= offset:
-                best, start = name, at
-        if not best:
-            return f"{offset:#x}"
-        return best if offset == start else f"{best}+{offset - start:#x}"
+        return block.grid.layout.variable(offset) or f"{offset:#x}"
+
+    def _unwritten_bytes(
+        self,
+        warp: Warp,
+        mask: Mask | None,
+        memory: SharedMemory,
+        addresses: Lanes,
+        nbytes: int,
+        i: Instruction,
+    ) -> None:
+        """Tell of bytes that no one wrote in words of which a part was written."""
+        lanes = np.arange(len(addresses)) if mask is None else np.flatnonzero(mask)
+        offsets = (addresses[lanes].astype(np.int64) - memory.base)[:, None] + np.arange(nbytes)
+        written = memory.written
+        missing = written is not None and np.argwhere(~written[offsets])
+        if missing is not False and len(missing):
+            row, item = missing[0].tolist()
+            where = self.name(warp.block.cluster.blocks[memory.rank], int(offsets[row, item]) + SHARED_START)
+            message = f"{i.name} reads shared memory at {where}, which no one wrote"
+            thread = self._watch.who(warp).first + int(lanes[row])
+            self._watch.report("unwritten", message, warp, thread, i, barrier=where)
 
     def _remote_threads(
         self, warp: Warp, shadow: Shadow, memory: SharedMemory, access: Threads, i: Instruction

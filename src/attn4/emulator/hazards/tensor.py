@@ -103,6 +103,15 @@ class TensorAccesses:
             for region in _regions(access, number % 4, address):
                 self._write(warp, thread, warp.block, region, engine, i)
 
+    def promised(self, warp: Warp, lane: int, addresses: list[int]) -> None:
+        """tcgen05.commit was issued: it will arrive at mbarriers once what came before it is complete."""
+        order = self._watch.of(warp.block.cluster).order
+        engine = self.pipeline(warp, lane)
+        for address in addresses:
+            barrier = warp.block.mbarrier(address)
+            sync = order.sync((address >> RANK_SHIFT, barrier.address))
+            sync.promised[engine.column] = engine.issued
+
     def commits(self, warp: Warp, lane: int) -> Callable[[int], None]:
         """tcgen05.commit of a thread; what it returns is called with each mbarrier's address on its arrival.
 

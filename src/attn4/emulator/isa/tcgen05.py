@@ -406,6 +406,8 @@ def _track(warp: Warp, lane: int, targets: list[int], i: Instruction) -> None:
     covered = queue.done + len(queue.steps)
     watch = warp.block.grid.watch
     signal = None if watch is None else watch.tensor.commits(warp, lane)
+    if watch is not None:
+        watch.tensor.promised(warp, lane, targets)
 
     def complete() -> None:
         # An earlier commit of the thread may have run some of them; they stand at the front in order.

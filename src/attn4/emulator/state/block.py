@@ -4,7 +4,7 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -91,6 +91,10 @@ class Block:
         """Whether it has been used."""
         return self._tensor is not None
 
+    def tensor_columns_held(self) -> dict[Hashable, int]:
+        """Columns of tensor memory by who holds them."""
+        return {} if self._tensor is None else self._tensor.leaks()
+
     def mbarrier(self, address: int) -> Mbarrier:
         """The mbarrier at a shared address of this cluster. Raises BarrierFault if none was initialised
         there.
@@ -151,6 +155,11 @@ class SharedLayout:
         for variable in outside:
             offsets[variable.name] = at
         return cls(offsets, at + dynamic_bytes)
+
+    def variable(self, offset: int) -> str:
+        """The variable that holds a shared offset, and how far behind its start; empty if there is none."""
+        start, name = max(((at, name) for name, at in self.offsets.items() if at <= offset), default=(0, ""))
+        return f"{name}+{offset - start:#x}" if name and offset > start else name
 
 
 def _aligned(offset: int, alignment: int) -> int:

@@ -310,6 +310,10 @@ class GlobalMemory:
                 groups.append(([name], start, start + data.size, data))
         return [self.register(data, name=" + ".join(names), written=written) for names, _, _, data in groups]
 
+    def tracked(self) -> list[ByteMemory]:
+        """The allocations of which it is known what was written."""
+        return [allocation for allocation in self._allocations if allocation.written is not None]
+
     def release(self, allocation: ByteMemory) -> None:
         """Take an allocation out: later accesses to it are faults. Raises ValueError if it is not here."""
         position = self._allocations.index(allocation)

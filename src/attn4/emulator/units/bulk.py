@@ -183,7 +183,7 @@ def combine_tile(
 
 def copy(source: Memory, source_address: int, target: Memory, target_address: int, nbytes: int) -> int:
     """Copy a span, a multiple of 16 bytes, between any two memories (PTX 9.7.9.25, cp.async.bulk)."""
-    _check_span(source_address, target_address, nbytes)
+    check_span(source_address, target_address, nbytes)
     target.write(target_address, source.read(source_address, nbytes))
     return nbytes
 
@@ -198,7 +198,7 @@ def reduce(
     element: str,
 ) -> int:
     """Combine a span into another; ``element`` as in PTX, "f16", "u32", ... (PTX 9.7.9.25)."""
-    _check_span(source_address, target_address, nbytes)
+    check_span(source_address, target_address, nbytes)
     combine = reduction(operation, element)
     word = WORDS[element]
     new, old = source.read(source_address, nbytes), target.read(target_address, nbytes)
@@ -272,7 +272,8 @@ def _mark_written(window: _Window) -> None:
         window.view(window.allocation.written)[...] = True
 
 
-def _check_span(source_address: int, target_address: int, nbytes: int) -> None:
+def check_span(source_address: int, target_address: int, nbytes: int) -> None:
+    """Raise MemoryFault unless addresses and size of a plain copy are multiples of 16 (PTX 9.7.9.25.4.1)."""
     for address in (source_address, target_address):
         if address % COPY_ALIGNMENT or nbytes % COPY_ALIGNMENT:
             message = f"a bulk copy of {nbytes} bytes at {address:#x}, not multiples of {COPY_ALIGNMENT}"
