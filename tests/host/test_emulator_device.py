@@ -355,3 +355,41 @@ def test_a_compiled_function_runs_in_a_later_block_and_not_between(programs, x, 
     assert len(gpu.grids) == 1
     with device("sm_90a"), pytest.raises(LaunchError, match="for sm_100a, and sm_90a is emulated"):
         compiled(*given())
+
+
+WITHOUT_DSL = """
+import sys
+from pathlib import Path
+for name in ("cutlass", "nvidia_cutlass_dsl"):
+    sys.modules[name] = None
+from attn4.artifact.emulated import load_emulated
+from attn4.emulator import device
+from attn4.artifact.artifact import read_artifact
+from host.emulator_kernel import Inputs
+from attn4.reference import dense
+from attn4.mask import Mask
+artifact = read_artifact(Path(sys.argv[1]))
+inputs = Inputs(artifact)
+with device("sm_90a", sms=2) as gpu:
+    load_emulated(artifact)(*inputs)
+out, _ = dense(inputs.q, inputs.k, inputs.v, softmax_scale=0.125, mask=Mask(None, 0))
+assert (inputs.out.float() - out).norm() / out.norm() < 2.5e-3
+assert len(gpu.grids) == 1
+print("launched")
+"""
+
+
+@pytest.mark.slow
+def test_an_artefact_of_attn4_runs_where_the_dsl_is_not_installed():
+    from host.emulator_kernel import forward_artifact
+
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DSL, str(forward_artifact().folder)],
+        env=dict(os.environ) | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "launched"
