@@ -229,6 +229,14 @@ def test_of_nested_blocks_the_innermost_counts(programs, x, y):
     assert "sm_90a" not in {grid.program.kernel.name for grid in inner.grids}
 
 
+def test_ctas_may_be_spread_over_processes(programs):
+    x, y = torch.randn(1024), torch.zeros(1024)
+    with device("sm_100a", processes=3) as gpu:
+        programs.double(x, y)
+    assert torch.equal(y, 2 * x)
+    assert gpu.report.total["global store bytes"] == 4096
+
+
 def test_other_threads_find_what_they_always_found():
     from cuda.bindings import driver
 

@@ -26,6 +26,7 @@ def device(
     hazards: bool = False,
     sms: int = 4,
     limits: Limits | None = None,
+    processes: int = 1,
 ) -> AbstractContextManager[Gpu]:
     """A block in which CuTe-DSL's launches run on an emulated GPU, over CPU tensors.
 
@@ -49,6 +50,9 @@ def device(
         multiprocessors that programs are told of, and whose CTAs are resident at once.
     limits
         when to give up; see ``Limits``.
+    processes
+        how many share the CTAs of a launch, with the same result: of kernels whose CTAs do not talk to each
+        other through global memory, while no hazards are looked for. Others run in one.
 
     Yields
     ------
@@ -62,4 +66,6 @@ def device(
     """
     from attn4.emulator.gpu import opened
 
-    return opened(arch, schedule=schedule, seed=seed, hazards=hazards, sms=sms, limits=limits)
+    return opened(
+        arch, schedule=schedule, seed=seed, hazards=hazards, sms=sms, limits=limits, processes=processes
+    )

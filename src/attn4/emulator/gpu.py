@@ -64,12 +64,13 @@ def opened(
     hazards: bool,
     sms: int,
     limits: Limits | None,
+    processes: int,
 ) -> Iterator[Gpu]:
     """See `attn4.emulator.device`."""
     chip = Chip.of(arch, sms)
     policy = named(schedule, seed) if isinstance(schedule, str) else schedule
     residency = Residency(sms=sms, device_sms=max(sms, Chip.of(arch).sms))
-    runner = Runner(policy, residency, limits or Limits(), hazards=hazards, chip=chip)
+    runner = Runner(policy, residency, limits or Limits(), hazards=hazards, chip=chip, processes=processes)
     watcher = dsl.Watcher({dsl.PACKAGE, dsl.PROVIDER}, _patches.refresh)
     sys.meta_path.insert(0, watcher)
     try:
