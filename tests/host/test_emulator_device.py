@@ -274,6 +274,8 @@ def test_an_architecture_that_is_not_emulated_is_named():
         device("sm_80").__enter__()
     with pytest.raises(ValueError, match="schedule 'fast'"):
         device("sm_90a", schedule="fast").__enter__()
+    with pytest.raises(ValueError, match="hazards='some'"):
+        device("sm_90a", hazards="some").__enter__()
     with pytest.raises(ValueError, match="sms=0"):
         device("sm_90a", sms=0).__enter__()
     assert not torch.cuda.is_available()

@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the schedule and of the inputs (default 0)")
     add("--sms", type=int, default=4, help="multiprocessors of the device (default 4)")
     add("--no-hazards", dest="hazards", action="store_false", help="look for none: three times as fast")
+    add("--strict", dest="hazards", action="store_const", const="strict", help="hold all to all rules of PTX")
     add("--json", action="store_true", help="the same as data")
 
 

@@ -61,16 +61,28 @@ def opened(
     *,
     schedule: str | Schedule,
     seed: int,
-    hazards: bool,
+    hazards: bool | str,
     sms: int,
     limits: Limits | None,
     processes: int,
+    exact: bool,
 ) -> Iterator[Gpu]:
     """See `attn4.emulator.device`."""
+    if isinstance(hazards, str) and hazards != "strict":
+        raise ValueError(f"hazards={hazards!r}: there are False, True and 'strict'")
     chip = Chip.of(arch, sms)
     policy = named(schedule, seed) if isinstance(schedule, str) else schedule
     residency = Residency(sms=sms, device_sms=max(sms, Chip.of(arch).sms))
-    runner = Runner(policy, residency, limits or Limits(), hazards=hazards, chip=chip, processes=processes)
+    runner = Runner(
+        policy,
+        residency,
+        limits or Limits(),
+        hazards=bool(hazards),
+        strict=hazards == "strict",
+        exact=exact,
+        chip=chip,
+        processes=processes,
+    )
     watcher = dsl.Watcher({dsl.PACKAGE, dsl.PROVIDER}, _patches.refresh)
     sys.meta_path.insert(0, watcher)
     try:
