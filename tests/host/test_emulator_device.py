@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import math
 import os
 import shutil
 import subprocess
@@ -71,6 +72,22 @@ def test_compiled_functions_run_on_cpu_tensors_in_global_memory(programs, x, y, 
     assert torch.equal(y, 2 * x)
     assert "ld.global" in compiled.__ptx__
     assert ".target sm_90a" in compiled.__ptx__
+
+
+def test_a_function_of_fake_tensors_and_the_current_stream_runs_on_cpu_tensors(y):
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+    from host.artifact_scale import scale
+
+    x = torch.randn(256)
+    vectors = [make_fake_tensor(cutlass.Float32, (cute.sym_int64(),), stride=(1,)) for _ in range(2)]
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    with device("sm_90a"):
+        compiled = cute.compile(scale, *vectors, cutlass.Float32(1), stream, options="--enable-tvm-ffi")
+        compiled(x, y, 3.0)
+    assert torch.equal(y, 3 * x)
 
 
 def test_the_module_that_is_exported_calls_the_real_runtime(programs, x, y):
@@ -156,6 +173,16 @@ def test_a_graph_runs_its_launches_when_it_is_replayed(programs, x, y):
         assert len(gpu.grids) == 4
 
 
+def test_a_benchmark_launches_nothing_and_takes_no_time(programs, x, y):
+    from cutlass.cute import testing
+
+    with device("sm_100a") as gpu:
+        arguments = testing.JitArguments(x, y)
+        assert math.isnan(testing.benchmark(programs.double, kernel_arguments=arguments))
+        assert math.isnan(torch.cuda.Event().elapsed_time(torch.cuda.Event()))
+    assert gpu.grids == []
+
+
 def test_streams_events_and_memory_of_the_driver(programs, x, y):
     from cuda.bindings import driver
 
@@ -167,6 +194,7 @@ def test_streams_events_and_memory_of_the_driver(programs, x, y):
         stream, event = checked(driver.cuStreamCreate(0)), checked(driver.cuEventCreate(0))
         programs.double_on(x, y, stream)
         checked(driver.cuEventRecord(event, stream))
+        assert math.isnan(checked(driver.cuEventElapsedTime(event, event)))
         checked(driver.cuStreamWaitEvent(stream, event, 0))
         checked(driver.cuStreamSynchronize(stream))
         assert torch.equal(y, 2 * x)
