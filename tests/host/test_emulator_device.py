@@ -149,6 +149,14 @@ def test_tensors_made_for_the_device_are_made_on_the_cpu(programs):
         x = torch.arange(256.0, device="cuda")
         y = torch.zeros(256).cuda()
         programs.double(x, y.to("cuda:0"))
+        with torch.device("cuda"):
+            assert torch.zeros(1).device.type == "cpu"
+        torch.set_default_device("cuda")
+        assert torch.zeros(1).device.type == "cpu"
+        torch.set_default_device(None)
+        assert torch.nn.Linear(2, 2).to("cuda").weight.is_cuda
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
         with pytest.raises(LaunchError, match="cuda:1: one device is emulated"):
             torch.zeros(1, device="cuda:1")
     assert torch.equal(y, 2 * torch.arange(256.0))
