@@ -51,6 +51,7 @@ class Runner:
                 "here: compile it for that, or open a device of its own."
             )
         kernel = module.kernel(launch.kernel)
+        grid = None
         tensors = [machine.memory.register(span, name=name) for name, span in _spans(launch.allocations)]
         shape = Shape(launch.grid, launch.block, launch.cluster, launch.shared_bytes)
         try:
@@ -58,6 +59,9 @@ class Runner:
             self.grids.append(grid)
             spread.run(grid, self.processes)
         finally:
+            if grid is not None:
+                # Findings and counts are kept; what the watch noted of every byte is not.
+                grid.watch = None
             for tensor in tensors:
                 machine.memory.release(tensor)
 
