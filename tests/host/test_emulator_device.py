@@ -185,8 +185,7 @@ def test_a_benchmark_launches_nothing_and_takes_no_time(programs, x, y):
     from cutlass.cute import testing
 
     with device("sm_100a") as gpu:
-        arguments = testing.JitArguments(x, y)
-        assert math.isnan(testing.benchmark(programs.double, kernel_arguments=arguments))
+        assert math.isnan(testing.benchmark(programs.double, kernel_arguments=(x, y)))
         assert math.isnan(torch.cuda.Event().elapsed_time(torch.cuda.Event()))
     assert gpu.grids == []
 
@@ -317,6 +316,17 @@ def test_an_architecture_that_is_not_emulated_is_named():
     assert not torch.cuda.is_available()
 
 
+def test_a_dsl_that_is_laid_out_in_another_way_is_refused(programs, monkeypatch):
+    from cutlass.base_dsl.compiler import Compiler
+
+    monkeypatch.delattr(Compiler, "jit")
+    before = list(sys.meta_path)
+    with pytest.raises(LaunchError, match=r"CuTe DSL 4\..*written for 4.8, expects it: .*jit"):
+        device("sm_100a").__enter__()
+    assert not torch.cuda.is_available()
+    assert sys.meta_path == before
+
+
 def test_a_kernel_for_another_architecture_is_refused():
     q, k, v = (torch.randn(1, 64, 1, 64).bfloat16() for _ in range(3))
     with (
@@ -365,7 +375,7 @@ print("launched")
 """
 
 
-@pytest.mark.parametrize("order", ["late", "first"])
+@pytest.mark.parametrize("order", ["late", pytest.param("first", marks=pytest.mark.slow)])
 def test_the_dsl_may_be_imported_in_the_block_or_before_with_its_runtime_loaded(order):
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     result = subprocess.run(

@@ -42,9 +42,25 @@ PROVIDER = "cutlass.cutlass_dsl.tvm_ffi_provider"
 
 
 def patches() -> Iterable[Patch]:
-    """What is patched of the DSL, once a program has imported it."""
-    if _loaded(PACKAGE) is None:
-        return
+    """What is patched of the DSL, once a program has imported it. Raises LaunchError for a DSL that is laid
+    out in another way.
+    """
+    package = _loaded(PACKAGE)
+    if package is None:
+        return ()
+    try:
+        found = tuple(_patches())
+        for patch in found:
+            getattr(patch.owner, patch.name)
+    except (KeyError, AttributeError) as error:
+        version = getattr(package, "__version__", "of an unknown version")
+        raise LaunchError(
+            f"CuTe DSL {version} is not laid out as the emulator, written for 4.8, expects it: {error}."
+        ) from error
+    return found
+
+
+def _patches() -> Iterator[Patch]:
     environment = sys.modules["cutlass.base_dsl.env_manager"].EnvironmentVarManager
     compiler = sys.modules["cutlass.base_dsl.compiler"]
     executors = sys.modules["cutlass.base_dsl.jit_executor"]
