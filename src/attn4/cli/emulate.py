@@ -115,11 +115,10 @@ def run(args: argparse.Namespace) -> int:
 
     args.seqlen_k = args.seqlen_q if args.seqlen_k is None else args.seqlen_k
     args.kv_heads = args.heads if args.kv_heads is None else args.kv_heads
-    problem = _problem(args)
+    _check(args)
     inputs = Inputs.of(args)
     started = time.perf_counter()
     with device(args.arch, schedule=args.schedule, seed=args.seed, hazards=args.hazards, sms=args.sms) as gpu:
-        _name_roles(gpu, problem, args.arch)
         outputs = _attend(gpu, inputs, args)
     seconds = time.perf_counter() - started
     errors = _errors(outputs, inputs, args)
@@ -138,8 +137,8 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if wrong or gpu.hazards else 0
 
 
-def _problem(args: argparse.Namespace) -> Problem:
-    """Raises ValueError for one that makes no sense, NotImplementedError for one without a kernel."""
+def _check(args: argparse.Namespace) -> None:
+    """Raise ValueError for a problem that makes no sense, NotImplementedError for one without a kernel."""
     from attn4.emulator.launch.device import Chip
     from attn4.machine import machine
     from attn4.plan.choose import invalid, runnable
@@ -164,19 +163,6 @@ def _problem(args: argparse.Namespace) -> Problem:
         raise ValueError(" ".join(wrong))
     if missing := runnable(problem, machine(chip.arch)):
         raise NotImplementedError(" ".join(missing))
-    return problem
-
-
-def _name_roles(gpu: Gpu, problem: Problem, arch: str) -> None:
-    """The roles of the kernel's plan: consecutive warps."""
-    from attn4.machine import machine
-    from attn4.plan.choose import choose
-
-    first, roles = 0, {}
-    for role in choose(problem, machine(arch)).roles:
-        roles[role.name] = tuple(range(first, first + role.warps))
-        first += role.warps
-    gpu.roles(roles)
 
 
 def _attend(gpu: Gpu, inputs: Inputs, args: argparse.Namespace) -> dict[str, Tensor]:
