@@ -449,3 +449,16 @@ def test_an_artefact_of_attn4_runs_where_the_dsl_is_not_installed():
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "launched"
+
+
+@pytest.mark.parametrize("ffi", [False, True], ids=["plain", "tvm-ffi"])
+def test_a_function_compiled_for_another_architecture_says_so(programs, x, y, ffi):
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import from_dlpack
+
+    with device("sm_100a"):
+        given = [from_dlpack(tensor, enable_tvm_ffi=ffi) for tensor in (x, y)]
+        options = "--gpu-arch sm_90a" + (" --enable-tvm-ffi" if ffi else "")
+        compiled = cute.compile(programs.double, *given, options=options)
+        with pytest.raises(LaunchError, match="was not compiled for sm_100a, emulated here"):
+            compiled(*((x, y) if ffi else given))

@@ -274,10 +274,22 @@ def _run(original: Callable[..., Any]) -> Callable[..., Any]:
         device = emulated_device()
         if device is None:
             return original(function, *arguments, **named)
+        _require_code(function)
         with calling(Call(device, IN_PROCESS, device.attributes, device.allocations())):
             return original(function, *arguments, **named)
 
     return run
+
+
+def _require_code(function: Any) -> None:
+    """Raise LaunchError for a function that has no host code, as the DSL makes it for the machine's own
+    architecture only.
+    """
+    if getattr(function, "engine", function) is None:
+        raise LaunchError(
+            f"{function.function_name} was not compiled for {emulated_chip().arch}, emulated here: compile it "
+            "for that, or open a device of its own."
+        )
 
 
 def _call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,11 +299,7 @@ def _call(original: Callable[..., Any]) -> Callable[..., Any]:
         device = emulated_device()
         if device is None:
             return original(function, *arguments, **named)
-        if getattr(function, "engine", None) is None:
-            raise LaunchError(
-                f"{function.function_name} was not compiled for {emulated_chip().arch}, emulated here: "
-                "compile it for that, or open a device of its own."
-            )
+        _require_code(function)
         lent = Lent()
         given = [lent.replace(argument, n) for n, argument in enumerate(arguments)]
         options = {name: lent.replace(value, len(given)) for name, value in named.items()}
