@@ -216,6 +216,14 @@ def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[i
     """Where a box and its tensor meet, None if nowhere."""
     if len(coordinates) != tensor_map.rank:
         raise DescriptorError(f"{len(coordinates)} coordinates for a tensor map of rank {tensor_map.rank}")
+    across = coordinates[0] * tensor_map.strides[0]
+    if across % COPY_ALIGNMENT:
+        # Not in PTX; an H200 stops with "an illegal instruction was encountered".
+        message = (
+            f"a box begins {across} bytes into a row of its tensor, not at a multiple of {COPY_ALIGNMENT}"
+        )
+        address = tensor_map.address + across
+        raise MemoryFault("misaligned", message, address=address, nbytes=tensor_map.row_bytes)
     steps = tensor_map.steps or (1,) * tensor_map.rank
     low = [-(min(0, c) // step) for c, step in zip(coordinates, steps, strict=True)]
     high = [
