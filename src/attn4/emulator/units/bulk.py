@@ -76,20 +76,18 @@ def gather_tile(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequen
     if window is not None:
         tile[window.slices] = window.view(window.allocation.bytes)
         _check_source(window)
-    if tensor_map.element == "f32.ftz" or tensor_map.tf32:
-        _convert(tensor_map, tile.reshape(-1).view(np.uint32))
+    if tensor_map.tf32:
+        _round_to_tf32(tile.reshape(-1).view(np.uint32))
     return tile
 
 
-def _convert(tensor_map: TensorMap, words: npt.NDArray[np.uint32]) -> None:
-    """Flush subnormal float32, and round to tf32, to nearest even, in place."""
-    exponent = words & np.uint32(0x7F800000)
-    if tensor_map.element == "f32.ftz":
-        words[exponent == 0] &= np.uint32(0x80000000)
-    if tensor_map.tf32:
-        finite = exponent != np.uint32(0x7F800000)
-        words[finite] += np.uint32(0xFFF) + (words[finite] >> np.uint32(13) & np.uint32(1))
-        words &= np.uint32(0xFFFFE000)
+def _round_to_tf32(words: npt.NDArray[np.uint32]) -> None:
+    """Round float32 to nearest even, in place; every NaN becomes one. An H200 flushes nothing here."""
+    finite = (words & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+    nan = (words & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    words[finite] += np.uint32(0xFFF) + (words[finite] >> np.uint32(13) & np.uint32(1))
+    words &= np.uint32(0xFFFFE000)
+    words[nan] = 0x7FFFE000
 
 
 def place_tile(tensor_map: TensorMap, shared: SharedMemory, address: int, tile: Bytes) -> int:
@@ -235,6 +233,14 @@ def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[i
     """Where a box and its tensor meet, None if nowhere."""
     if len(coordinates) != tensor_map.rank:
         raise DescriptorError(f"{len(coordinates)} coordinates for a tensor map of rank {tensor_map.rank}")
+    across = coordinates[0] * tensor_map.strides[0]
+    if across % COPY_ALIGNMENT:
+        # Not in PTX; an H200 stops with "an illegal instruction was encountered".
+        message = (
+            f"a box begins {across} bytes into a row of its tensor, not at a multiple of {COPY_ALIGNMENT}"
+        )
+        address = tensor_map.address + across
+        raise MemoryFault("misaligned", message, address=address, nbytes=tensor_map.row_bytes)
     steps = tensor_map.steps or (1,) * tensor_map.rank
     low = [-(min(0, c) // step) for c, step in zip(coordinates, steps, strict=True)]
     high = [

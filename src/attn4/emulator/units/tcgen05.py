@@ -37,7 +37,7 @@ STEP_BYTES = 32
 _OPERANDS: dict[str, dict[int, str]] = {
     "f16": {0: "f16", 1: "bf16"},
     "tf32": {2: "tf32"},
-    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
     "i8": {0: "u8", 1: "s8"},
 }
 _RESULTS = {0: "f16", 1: "f32", 2: "s32"}
@@ -84,12 +84,14 @@ class Product:
     @property
     def a_tile(self) -> Tile:
         """What is read of A in each CTA's shared memory."""
-        return Tile(self.rows, self.k, FORMATS[self.a].bytes, self.transpose_a)
+        size = FORMATS[self.a].bytes
+        return Tile(self.rows, STEP_BYTES // size, size, self.transpose_a)
 
     @property
     def b_tile(self) -> Tile:
         """What is read of B in each CTA's shared memory."""
-        return Tile(self.n // self.ctas, self.k, FORMATS[self.b].bytes, self.transpose_b)
+        size = FORMATS[self.b].bytes
+        return Tile(self.n // self.ctas, STEP_BYTES // size, size, self.transpose_b)
 
     @property
     def d_columns(self) -> int:
@@ -101,12 +103,24 @@ class Product:
         return self.ctas == 2 and self.m == 128
 
     def multiply(
-        self, ctas: Sequence[Cta], d: int, a: int, b: int, *, accumulate: bool, a_in_tensor: bool = False
+        self,
+        ctas: Sequence[Cta],
+        d: int,
+        a: int,
+        b: int,
+        *,
+        accumulate: bool,
+        a_in_tensor: bool = False,
+        shrink: int = 0,
+        disabled: Sequence[int] = (),
     ) -> None:
-        """D = A B (+ D) in the tensor memory of each CTA."""
+        """D = A B (+ D / 2**shrink) in the tensor memory of each CTA.
+
+        ``disabled``: words of 32 bits, four a CTA, whose bits are the lanes that are not to be written.
+        """
         right = np.concatenate([gather(cta.shared, decode_tcgen05(b), self.b_tile) for cta in ctas])
         lanes = self.d_lanes(d)
-        for cta in ctas:
+        for number, cta in enumerate(ctas):
             left = self._a_of(cta, a, a_in_tensor)
             product = dot(left, self.a, right, self.b)
             if self.negate:
@@ -115,7 +129,24 @@ class Product:
                 product = np.concatenate((product[:, : self.n // 2], product[:, self.n // 2 :]))
             column = d & 0xFFFF
             old = cta.tensor.read(lanes, column, self.d_columns, cta.owner) if accumulate else None
-            cta.tensor.write(lanes, column, self._sum(old, product), cta.owner)
+            if old is not None and shrink:
+                old = self._shrunk(old, shrink)
+            total = self._sum(old, product)
+            masks = disabled[4 * number : 4 * number + 4]
+            if any(masks):
+                bits = np.unpackbits(np.array(masks, np.uint32).view(np.uint8), bitorder="little") == 0
+                chosen = np.arange(128)[lanes]
+                kept = bits[chosen]
+                cta.tensor.write(chosen[kept], column, total[kept], cta.owner)
+            else:
+                cta.tensor.write(lanes, column, total, cta.owner)
+
+    def _shrunk(self, words: Words, shift: int) -> Words:
+        """D divided by a power of two."""
+        if self.d == "f32":
+            return np.ldexp(words.view(np.float32), -shift).view(np.uint32)
+        halves = np.ldexp((words & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float32), -shift)
+        return f32_to_f16(halves).astype(np.uint32)
 
     def d_lanes(self, address: int) -> slice | npt.NDArray[np.intp]:
         """Lanes of D, or of A in tensor memory, in the order of their rows. Raises TensorMemoryFault."""
@@ -130,8 +161,10 @@ class Product:
     def _a_of(self, cta: Cta, a: int, a_in_tensor: bool) -> npt.NDArray[Any]:
         if not a_in_tensor:
             return gather(cta.shared, decode_tcgen05(a), self.a_tile)
-        if self._halved or self.transpose_a:
-            raise DescriptorError("A in tensor memory for M 128 of a pair, or transposed, is not emulated")
+        if self._halved or self.transpose_a or self.a in ("e2m1", "e2m3", "e3m2"):
+            raise DescriptorError(
+                "A in tensor memory for M 128 of a pair, transposed, or of 4 or 6 bits, is not emulated"
+            )
         words = cta.tensor.read(self.d_lanes(a), a & 0xFFFF, STEP_BYTES // 4, cta.owner)
         return np.ascontiguousarray(words).view(f"u{FORMATS[self.a].bytes}")
 
@@ -165,8 +198,8 @@ def decode_instruction(kind: str, bits: int, cta_group: int) -> Product:
         raise DescriptorError(f"{where}: formats {formats} are not emulated")
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
     transposed = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
-    if any(transposed) and kind == "tf32":
-        raise DescriptorError(f"{where}: an MN-major tf32 operand is not emulated")
+    if any(t and x.startswith(("tf", "e2", "e3")) for t, x in zip(transposed, (a, b), strict=True)):
+        raise DescriptorError(f"{where}: an MN-major operand of tf32, or of 4 or 6 bits, is not emulated")
     # PTX 9.7.16.2.1, table 39.
     step = 8 * cta_group if kind != "i8" else 8 if cta_group == 1 and n <= 32 else 16 * cta_group
     if m not in (64 * cta_group, 128 * cta_group) or n % step or not step <= n <= 256:
