@@ -74,7 +74,7 @@ def _machine(*, fresh: bool = False) -> Any:
         machine = target.create_target_machine(
             cpu=binding.get_host_cpu_name(),
             features=binding.get_host_cpu_features().flatten(),
-            opt=1,
+            opt=effort,
             jit=True,
         )
         if fresh:
