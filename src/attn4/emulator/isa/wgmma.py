@@ -133,6 +133,36 @@ class MultiplyAccumulate:
             compute()
         return rows
 
+    def rows(self, warp: Warp, mask: Mask, registers: Lanes, *step: Lanes) -> None:
+        """Issue one product into the rows of ``registers``, (registers, lanes), which show poison meanwhile.
+
+        ``step``: A, B, scale-d and the flags; registers of A are read now.
+        """
+        require_aligned(warp, mask, "wgmma.mma_async")
+        product = self._product
+        a, b, scale_d = self._operands(step, mask)
+        left = a if isinstance(a, int) else tuple(register.copy() for register in a)
+        queue = _products(warp)
+        late = mask is warp.everyone and not warp.block.grid.schedule.product_at_once()
+        if not late:
+            queue.flush()
+            np.copyto(registers, _multiply(warp, product, left, b, registers, scale_d), where=mask)
+            return
+        flying: dict[int, list[Any]] = warp.state.setdefault("wgmma in flight", {})
+        held = flying.setdefault(id(registers), [None, 0])
+        if not held[1]:
+            held[0] = registers.copy()
+            registers.fill(_POISON)
+        held[1] += 1
+
+        def compute() -> None:
+            held[0] = _multiply(warp, product, left, b, held[0], scale_d)
+            held[1] -= 1
+            if not held[1]:
+                registers[:] = held[0]
+
+        queue.open.append(compute)
+
     def _operands(self, step: tuple[Lanes, ...], mask: Mask) -> tuple[int | tuple[Lanes, ...], int, bool]:
         """A (a descriptor or registers), the descriptor of B, and scale-d."""
         width = self._product.a_registers if self._in_registers else 1

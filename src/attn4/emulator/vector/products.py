@@ -24,7 +24,7 @@ def functions() -> dict[str, Any]:
     if not machine_code.available():
         return {}
     names = {f"dot_{kind}": (None, 5) for kind in ("bf16", "f16")}
-    found = machine_code.compiled("\n".join(_text(kind) for kind in ("bf16", "f16")), names)
+    found = machine_code.compiled("\n".join(_text(kind) for kind in ("bf16", "f16")), names, effort=2)
     return {name.removeprefix("dot_"): function for name, function in found.items()}
 
 
