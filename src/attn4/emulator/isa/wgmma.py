@@ -191,12 +191,13 @@ class _Accumulators:
     def add(self, warp: Warp, product: Product, a: Any, b: int, scale_d: bool) -> None:
         """Compute one product."""
         if not self._as_matrix(warp, product, a, b, scale_d):
-            if self._fragment is None:
+            if self._fragment is None and self._matrix is not None:
                 self._fragment, self._matrix = fragment_of(self._matrix).view(np.uint32), None
+            assert self._fragment is not None
             self._fragment = _multiply(warp, product, a, b, self._fragment, scale_d)
         self._pending -= 1
         if not self._pending:
-            if self._fragment is None:
+            if self._matrix is not None:
                 fragment_of(self._matrix, self._registers.view(np.float32))
             else:
                 self._registers[:] = self._fragment

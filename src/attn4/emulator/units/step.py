@@ -44,7 +44,7 @@ def fits(kind: str, depth: int, columns: int) -> bool:
 def in_shared(
     shared: SharedMemory, bits: int, tile: Tile, decode: Callable[[int], MatrixDescriptor]
 ) -> Operand | None:
-    """A matrix in shared memory; None where it is not all inside and written, which `matrix.gather` reports."""
+    """A matrix in shared memory; None where it is not all inside and written, as `matrix.gather` reports."""
     known: dict[tuple[int, int], Operand] = shared.matrices
     key = (bits, tile.number)
     found = known.get(key)
