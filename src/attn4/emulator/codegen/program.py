@@ -20,7 +20,7 @@ from attn4.emulator.codegen.segments import Segment, cut, local_registers, numbe
 from attn4.emulator.codegen.vectors import Vectors, emit_python
 from attn4.emulator.hazards.registers import watched
 from attn4.emulator.isa.registry import BLOCKED
-from attn4.emulator.ptx.module import Instruction, Kernel, Register
+from attn4.emulator.ptx.module import Instruction, Kernel, Register, Vector
 
 Code = list[Callable[..., Any]]
 
@@ -145,13 +145,17 @@ def program(kernel: Kernel, *, vectors: bool = False, hazards: bool = False) -> 
 def vectorised(kernel: Kernel) -> bool:
     """Whether a kernel's computing instructions can run as vector functions here.
 
-    Not with wgmma, whose accumulators are moved about before they are filled, nor with registers of 128 bits.
+    Not with registers of 128 bits, nor with accumulators of wgmma that overlap others in part.
     """
-    return (
-        machine_code.available()
-        and all(register.type != "b128" for register in kernel.registers)
-        and all(i.opcode != "wgmma" for i in kernel.instructions)
-    )
+    if not machine_code.available() or any(register.type == "b128" for register in kernel.registers):
+        return False
+    vectors = {
+        operand.items
+        for i in kernel.instructions
+        for operand in i.operands[:1]
+        if i.opcode == "wgmma" and isinstance(operand, Vector)
+    }
+    return len({register for vector in vectors for register in vector}) == sum(map(len, vectors))
 
 
 def _compiled(source: Source, filename: str) -> CodeType:

@@ -203,6 +203,21 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrivals:
+    """What warps wait for that run as one and have arrived at different barriers."""
+
+    each: tuple[Arrival, ...]
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it has happened."""
+        return all(arrival.over for arrival in self.each)
+
+    def __str__(self) -> str:
+        return "; ".join(str(arrival) for arrival in self.each if not arrival.over)
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseWait:
     """What a thread waits for that polls an mbarrier; ``wanted`` is a phase or a parity, in words.
 

@@ -20,17 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attn4.emulator.state.memory import SharedMemory
-from attn4.emulator.state.tensor_memory import TensorMemory, TensorMemoryFault
+from attn4.emulator.state.tensor_memory import COLUMNS, TensorMemory, TensorMemoryFault
 from attn4.emulator.units.dot import add_integers, dot
 from attn4.emulator.units.formats import FORMATS, f32_to_f16
 from attn4.emulator.units.matrix import Tile, decode_tcgen05, gather
+from attn4.emulator.units.step import Operand, add_step, fits, in_shared, in_words
 from attn4.emulator.units.tensormap import DescriptorError
 
 STEP_BYTES = 32
@@ -56,7 +57,7 @@ class Cta:
     owner: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Product:
     """A decoded instruction descriptor, for one CTA or a pair."""
 
@@ -71,7 +72,7 @@ class Product:
     negate: bool
     saturate: bool
 
-    @property
+    @cached_property
     def k(self) -> int:
         """Depth of one instruction: 32 bytes of an operand."""
         return STEP_BYTES // FORMATS[self.a].bytes
@@ -81,13 +82,13 @@ class Product:
         """Rows of A and D in each CTA."""
         return self.m // self.ctas
 
-    @property
+    @cached_property
     def a_tile(self) -> Tile:
         """What is read of A in each CTA's shared memory."""
         size = FORMATS[self.a].bytes
         return Tile(self.rows, STEP_BYTES // size, size, self.transpose_a)
 
-    @property
+    @cached_property
     def b_tile(self) -> Tile:
         """What is read of B in each CTA's shared memory."""
         size = FORMATS[self.b].bytes
@@ -118,6 +119,9 @@ class Product:
 
         ``disabled``: words of 32 bits, four a CTA, whose bits are the lanes that are not to be written.
         """
+        usual = self._in_one_call and not (shrink or any(disabled))
+        if usual and self._multiply_at_once(ctas, d, a, b, accumulate, a_in_tensor):
+            return
         right = np.concatenate([gather(cta.shared, decode_tcgen05(b), self.b_tile) for cta in ctas])
         lanes = self.d_lanes(d)
         for number, cta in enumerate(ctas):
@@ -147,6 +151,39 @@ class Product:
             return np.ldexp(words.view(np.float32), -shift).view(np.uint32)
         halves = np.ldexp((words & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float32), -shift)
         return f32_to_f16(halves).astype(np.uint32)
+
+    @cached_property
+    def _in_one_call(self) -> bool:
+        plain = not (self.negate or self.transpose_a or self._halved) and self.rows == 128 and self.d == "f32"
+        return plain and self.a == self.b and fits(self.a, self.k, self.n // self.ctas)
+
+    def _multiply_at_once(
+        self, ctas: Sequence[Cta], d: int, a: int, b: int, accumulate: bool, a_in_tensor: bool
+    ) -> bool:
+        """The same by `units.step`; false, with nothing done, where an operand is not all there."""
+        right = [in_shared(cta.shared, b, self.b_tile, decode_tcgen05) for cta in ctas]
+        column, each = d & 0xFFFF, self.n // self.ctas
+        lanes = self.d_lanes(d)
+        for cta in ctas:
+            cta.tensor.check(column, self.n, cta.owner)
+            if cta.tensor.on_unwritten is not None:
+                return False
+        left = [self._left(cta, a, a_in_tensor) for cta in ctas]
+        if any(operand is None for operand in (*left, *right)):
+            return False
+        for cta, rows in zip(ctas, left, strict=True):
+            start = cta.tensor.address + 4 * column
+            for n, columns in enumerate(right):
+                assert rows is not None
+                assert columns is not None
+                add_step(self.a, rows, columns, start + 4 * each * n, COLUMNS, accumulate=accumulate)
+            cta.tensor.written[lanes, column : column + self.n] = True
+        return True
+
+    def _left(self, cta: Cta, a: int, a_in_tensor: bool) -> Operand | None:
+        if not a_in_tensor:
+            return in_shared(cta.shared, a, self.a_tile, decode_tcgen05)
+        return in_words(cta.tensor.read(self.d_lanes(a), a & 0xFFFF, STEP_BYTES // 4, cta.owner))
 
     def d_lanes(self, address: int) -> slice | npt.NDArray[np.intp]:
         """Lanes of D, or of A in tensor memory, in the order of their rows. Raises TensorMemoryFault."""
