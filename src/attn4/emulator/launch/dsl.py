@@ -287,8 +287,8 @@ def _require_code(function: Any) -> None:
     """
     if getattr(function, "engine", function) is None:
         raise LaunchError(
-            f"{function.function_name} was not compiled for {emulated_chip().arch}, emulated here: compile it "
-            "for that, or open a device of its own."
+            f"{function.function_name} was not compiled for {emulated_chip().arch}, emulated here: compile "
+            "it for that, or open a device of its own."
         )
 
 
