@@ -35,6 +35,7 @@ EXAMPLES = {
     "tutorial 3.1": _tutorial("3_1"),
     "tutorial 4": _tutorial("4"),
     "tutorial 5": _tutorial("5"),
+    "tutorial 6": _tutorial("6"),
     "blackwell dense_gemm": _dense("sm_100a", "dense_gemm", "--mnkl 256,256,128,1 --ab_dtype Float16"),
     "blackwell dense_gemm, CTA pairs": _dense(
         "sm_100a",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attn4.emulator.faults import BarrierFault
+from attn4.emulator.faults import BarrierFault, DivergedWarp
 from emulated.tiny import THREAD, kernel_text, run, words
 
 
@@ -279,3 +279,24 @@ REST:
     )
     with pytest.raises(BarrierFault, match="twice in one phase"):
         run(kernel_text(body), [words(256)], block=256, schedule=schedule)
+
+
+def test_a_guarded_barrier_does_not_hold_up_the_warps_that_its_guard_leaves_out(schedule):
+    body = (
+        THREAD
+        + """
+    setp.lt.u32 %p1, %r0, 32;
+    @%p1 bar.sync 1, 64;
+    @!%p1 bar.sync 1, 64;
+    st.global.b32 [%d2], %r0;
+    ret;"""
+    )
+    out = words(64)
+    run(kernel_text(body), [out], block=64, schedule=schedule)
+    assert out.tolist() == list(range(64))
+
+
+def test_an_aligned_barrier_reached_by_some_lanes_of_warps_that_run_together_is_a_fault(schedule):
+    body = THREAD + "and.b32 %r4, %r0, 31; setp.lt.u32 %p1, %r4, 7; @%p1 bar.sync 0; ret;"
+    with pytest.raises(DivergedWarp, match="only lanes"):
+        run(kernel_text(body), [words(64)], block=64, schedule=schedule)

@@ -1,8 +1,8 @@
 """attn4's Hopper forward gives on the emulator what it gave on an H200.
 
-With the products summed as the chip sums them, what is left is the last bit of ex2, 1/x and log2: the
-emulator rounds them correctly, the chip errs by up to one unit of the last place. That changes an element of O
-by at most one rounding to bfloat16, and few of them.
+With products summed as the chip sums them, what is left is the last bit of ex2, 1/x and log2: the
+emulator rounds them correctly, the chip errs by up to one unit of the last place. That changes an element
+of O by at most one rounding to bfloat16, and few of them.
 """
 
 import shutil

@@ -105,6 +105,11 @@ def test_an_empty_report_says_so():
         ("mbarrier.try_wait.parity.shared.b64", {"barrier waits": 1}),
         ("mbarrier.arrive.expect_tx.shared.b64", {"barrier arrivals": 1}),
         ("tcgen05.cp.cta_group::1.128x256b", {"tensor copy bytes": 4096}),
+        ("wgmma.wait_group.sync.aligned", {"group waits": 1}),
+        ("cp.async.bulk.wait_group.read", {"group waits": 1}),
+        ("tcgen05.wait::ld.sync.aligned", {"group waits": 1}),
+        ("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64", {"commits": 1}),
+        ("tcgen05.fence::after_thread_sync", {"fences": 1}),
         ("nanosleep.u32", {"other": 1}),
     ],
 )

@@ -41,7 +41,7 @@ OTHER:
     with pytest.raises(Deadlock) as caught:
         run(kernel_text(body, shared=8), [words(64)], block=64, schedule=schedule)
     text = str(caught.value)
-    assert "parity 0 of mbarrier at 0x400 in phase 0 (1 of 2 arrivals outstanding)" in text
+    assert "parity 0 of mbarrier memory at 0x400 in phase 0 (1 of 2 arrivals outstanding)" in text
     assert "arrived last: warp 0" in text
     assert "barrier 3 in phase 0 (32 of 64 threads arrived)" in text
     assert "PTX line" in text

@@ -104,6 +104,7 @@ def test_doctor_says_how_to_get_what_is_missing(capsys, monkeypatch):
     assert "missing apache-tvm-ffi" in text
     assert "pip install 'attn4[gpu]'" in text
     assert "no      demo" in text
+    assert "no      emulate kernels       no numpy, no apache-tvm-ffi" in text
 
 
 def test_doctor_lives_through_a_torch_that_does_not_load(capsys, monkeypatch):

@@ -54,6 +54,7 @@ def test_the_text_has_the_table_and_the_verdict(capsys):
     assert "no hazards" in text
 
 
+@pytest.mark.slow
 def test_packed_sequences_with_grouped_heads(capsys):
     words = ["--batch", "3", "--varlen", "--kv-heads", "1", "--window", "20", "none", "--dtype", "float16"]
     words = ["emulate", "--seqlen-q", "60", "--heads", "2", "--head-dim", "64", *words]

@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import math
 import os
 import shutil
 import subprocess
@@ -73,6 +74,22 @@ def test_compiled_functions_run_on_cpu_tensors_in_global_memory(programs, x, y, 
     assert ".target sm_90a" in compiled.__ptx__
 
 
+def test_a_function_of_fake_tensors_and_the_current_stream_runs_on_cpu_tensors(y):
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+    from host.artifact_scale import scale
+
+    x = torch.randn(256)
+    vectors = [make_fake_tensor(cutlass.Float32, (cute.sym_int64(),), stride=(1,)) for _ in range(2)]
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    with device("sm_90a"):
+        compiled = cute.compile(scale, *vectors, cutlass.Float32(1), stream, options="--enable-tvm-ffi")
+        compiled(x, y, 3.0)
+    assert torch.equal(y, 3 * x)
+
+
 def test_the_module_that_is_exported_calls_the_real_runtime(programs, x, y):
     import cutlass.cute as cute
     from cutlass.cute.runtime import from_dlpack
@@ -132,6 +149,14 @@ def test_tensors_made_for_the_device_are_made_on_the_cpu(programs):
         x = torch.arange(256.0, device="cuda")
         y = torch.zeros(256).cuda()
         programs.double(x, y.to("cuda:0"))
+        with torch.device("cuda"):
+            assert torch.zeros(1).device.type == "cpu"
+        torch.set_default_device("cuda")
+        assert torch.zeros(1).device.type == "cpu"
+        torch.set_default_device(None)
+        assert torch.nn.Linear(2, 2).to("cuda").weight.is_cuda
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
         with pytest.raises(LaunchError, match="cuda:1: one device is emulated"):
             torch.zeros(1, device="cuda:1")
     assert torch.equal(y, 2 * torch.arange(256.0))
@@ -156,6 +181,15 @@ def test_a_graph_runs_its_launches_when_it_is_replayed(programs, x, y):
         assert len(gpu.grids) == 4
 
 
+def test_a_benchmark_launches_nothing_and_takes_no_time(programs, x, y):
+    from cutlass.cute import testing
+
+    with device("sm_100a") as gpu:
+        assert math.isnan(testing.benchmark(programs.double, kernel_arguments=(x, y)))
+        assert math.isnan(torch.cuda.Event().elapsed_time(torch.cuda.Event()))
+    assert gpu.grids == []
+
+
 def test_streams_events_and_memory_of_the_driver(programs, x, y):
     from cuda.bindings import driver
 
@@ -167,6 +201,7 @@ def test_streams_events_and_memory_of_the_driver(programs, x, y):
         stream, event = checked(driver.cuStreamCreate(0)), checked(driver.cuEventCreate(0))
         programs.double_on(x, y, stream)
         checked(driver.cuEventRecord(event, stream))
+        assert math.isnan(checked(driver.cuEventElapsedTime(event, event)))
         checked(driver.cuStreamWaitEvent(stream, event, 0))
         checked(driver.cuStreamSynchronize(stream))
         assert torch.equal(y, 2 * x)
@@ -229,6 +264,14 @@ def test_of_nested_blocks_the_innermost_counts(programs, x, y):
     assert "sm_90a" not in {grid.program.kernel.name for grid in inner.grids}
 
 
+def test_ctas_may_be_spread_over_processes(programs):
+    x, y = torch.randn(1024), torch.zeros(1024)
+    with device("sm_100a", processes=3) as gpu:
+        programs.double(x, y)
+    assert torch.equal(y, 2 * x)
+    assert gpu.report.total["global store bytes"] == 4096
+
+
 def test_other_threads_find_what_they_always_found():
     from cuda.bindings import driver
 
@@ -266,9 +309,22 @@ def test_an_architecture_that_is_not_emulated_is_named():
         device("sm_80").__enter__()
     with pytest.raises(ValueError, match="schedule 'fast'"):
         device("sm_90a", schedule="fast").__enter__()
+    with pytest.raises(ValueError, match="hazards='some'"):
+        device("sm_90a", hazards="some").__enter__()
     with pytest.raises(ValueError, match="sms=0"):
         device("sm_90a", sms=0).__enter__()
     assert not torch.cuda.is_available()
+
+
+def test_a_dsl_that_is_laid_out_in_another_way_is_refused(programs, monkeypatch):
+    from cutlass.base_dsl.compiler import Compiler
+
+    monkeypatch.delattr(Compiler, "jit")
+    before = list(sys.meta_path)
+    with pytest.raises(LaunchError, match=r"CuTe DSL 4\..*written for 4.8, expects it: .*jit"):
+        device("sm_100a").__enter__()
+    assert not torch.cuda.is_available()
+    assert sys.meta_path == before
 
 
 def test_a_kernel_for_another_architecture_is_refused():
@@ -319,7 +375,7 @@ print("launched")
 """
 
 
-@pytest.mark.parametrize("order", ["late", "first"])
+@pytest.mark.parametrize("order", ["late", pytest.param("first", marks=pytest.mark.slow)])
 def test_the_dsl_may_be_imported_in_the_block_or_before_with_its_runtime_loaded(order):
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     result = subprocess.run(
@@ -355,3 +411,54 @@ def test_a_compiled_function_runs_in_a_later_block_and_not_between(programs, x, 
     assert len(gpu.grids) == 1
     with device("sm_90a"), pytest.raises(LaunchError, match="for sm_100a, and sm_90a is emulated"):
         compiled(*given())
+
+
+WITHOUT_DSL = """
+import sys
+from pathlib import Path
+for name in ("cutlass", "nvidia_cutlass_dsl"):
+    sys.modules[name] = None
+from attn4.artifact.emulated import load_emulated
+from attn4.emulator import device
+from attn4.artifact.artifact import read_artifact
+from host.emulator_kernel import Inputs
+from attn4.reference import dense
+from attn4.mask import Mask
+artifact = read_artifact(Path(sys.argv[1]))
+inputs = Inputs(artifact)
+with device("sm_90a", sms=2) as gpu:
+    load_emulated(artifact)(*inputs)
+out, _ = dense(inputs.q, inputs.k, inputs.v, softmax_scale=0.125, mask=Mask(None, 0))
+assert (inputs.out.float() - out).norm() / out.norm() < 2.5e-3
+assert len(gpu.grids) == 1
+print("launched")
+"""
+
+
+@pytest.mark.slow
+def test_an_artefact_of_attn4_runs_where_the_dsl_is_not_installed():
+    from host.emulator_kernel import forward_artifact
+
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DSL, str(forward_artifact().folder)],
+        env=dict(os.environ) | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "launched"
+
+
+@pytest.mark.parametrize("ffi", [False, True], ids=["plain", "tvm-ffi"])
+def test_a_function_compiled_for_another_architecture_says_so(programs, x, y, ffi):
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import from_dlpack
+
+    with device("sm_100a"):
+        given = [from_dlpack(tensor, enable_tvm_ffi=ffi) for tensor in (x, y)]
+        options = "--gpu-arch sm_90a" + (" --enable-tvm-ffi" if ffi else "")
+        compiled = cute.compile(programs.double, *given, options=options)
+        with pytest.raises(LaunchError, match="was not compiled for sm_100a, emulated here"):
+            compiled(*((x, y) if ffi else given))

@@ -4,8 +4,6 @@ import gc
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -256,45 +254,3 @@ def test_what_was_loaded_is_unloaded_and_no_file_is_left(artifact, inputs, tmp_p
     assert mapped() == before
     assert list(tmp_path.iterdir()) == []
     assert dict(os.environ) == environment
-
-
-JIT = """
-import os, sys, tempfile
-before = dict(os.environ)
-from attn4.emulator.launch import IN_PROCESS, HostCode, device_attributes, emulation, jit_runtime
-import torch
-with jit_runtime("sm_90a"):
-    import cutlass
-    import cutlass.cute as cute
-    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-    from host.artifact_scale import scale
-    vector = [make_fake_tensor(cutlass.Float32, (cute.sym_int64(),), stride=(1,)) for _ in range(2)]
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    with tempfile.TemporaryDirectory() as dump:
-        options = f"--enable-tvm-ffi --gpu-arch sm_90a --keep-ptx --keep-cubin --dump-dir {dump}"
-        compiled = cute.compile(scale, *vector, cutlass.Float32(1), stream, options=options)
-assert not {"CUTE_DSL_ARCH"} & (os.environ.keys() - before.keys())
-IN_PROCESS.add(compiled.__cubin__, compiled.__ptx__)
-x, y, launches = torch.zeros(1000), torch.zeros(1000), []
-with emulation(launches.append):
-    kernel = HostCode(compiled, IN_PROCESS, device_attributes("sm_90a"))
-    kernel(x, y, 2.0)
-(launch,) = launches
-assert launch.grid == (4, 1, 1) and launch.block == (256, 1, 1), launch
-assert int.from_bytes(launch.parameters[0][:8], "little") == x.data_ptr()
-print("launched")
-"""
-
-
-def test_host_code_compiled_in_the_process_launches_here():
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL_")}
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-    result = subprocess.run(
-        [sys.executable, "-c", JIT],
-        env=inherited | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == "launched"

@@ -222,21 +222,20 @@ def test_the_older_launch_and_the_occupancy_of_a_kernel(host, artifact):
     assert blocks.value == 2
 
 
-def test_both_shims_define_all_they_offer_and_no_more(tmp_path):
+def test_the_shim_defines_all_it_offers_under_private_names_and_no_more(tmp_path):
     names = {relink.private_name(name) for name in shim.SYMBOLS}
     assert len(names) == len(shim.SYMBOLS)
     assert not names & shim.SYMBOLS
-    for private, offered in ((True, names), (False, shim.SYMBOLS)):
-        built = shim.build(private=private, folder=tmp_path)
-        found = {s.name for s in relink._symbols(built.read_bytes()) if s.defined}
-        assert found == {*offered, "attn4_shim_install", "attn4_shim_explain"}
-        assert shim.build(private=private, folder=tmp_path) == built
+    built = shim.build(tmp_path)
+    found = {s.name for s in relink._symbols(built.read_bytes()) if s.defined}
+    assert found == {*names, "attn4_shim_install", "attn4_shim_explain"}
+    assert shim.build(tmp_path) == built
 
 
 def test_a_shim_without_a_compiler_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ShimError, match="Install gcc"):
-        shim.build(private=True, folder=tmp_path)
+        shim.build(tmp_path)
 
 
 def test_relinking_changes_three_letters_of_each_name_and_nothing_else(artifact):

@@ -269,6 +269,7 @@ def test_a_constant_that_does_not_fit_its_operand_is_an_error(text, width, float
         (".wrong .b8 x;", 5, "directive .wrong"),
         ("ret", 6, "does not end"),
         ("/* ret; }", 5, "comment does not end"),
+        ("\ncall.uni helper, ();", 6, "helper is not declared"),
     ],
 )
 def test_bad_ptx_is_an_error_with_its_line(body, line, message):
@@ -281,13 +282,14 @@ def test_bad_ptx_is_an_error_with_its_line(body, line, message):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (head("\ncall.uni helper, ();"), 6),
+        (head("\ncall.uni helper, ();") + ".extern .func helper();", 6),
+        (head("\ncall again;\nret;") + ".func again() { call again; ret; }", 9),
+        (head(".reg .b64 f;\ncall f, (), prototype;") + ".func f() { ret; }", 6),
         (head(".reg .b32 t; \nmov.b32 t, (1+2);"), 6),
         (head(".reg .b32 t; \nmov.b16 t.h, t;"), 6),
         (head(".reg .v2 .b32 t;"), 5),
         (head("ret;", directives=".maxnctapersm 2"), 3),
-        (head("ret;") + ".extern .func (.param .b32 x) vprintf(.param .b64 y);", 7),
-        (head("ret;") + ".visible .func f() { ret; }", 7),
+        (head("ret;") + ".alias f, g;", 7),
         (head("ret;") + "\n.global .u64 p = a;", 8),
         (head("ret;") + ".address_size 32", 7),
     ],

@@ -58,8 +58,8 @@ CASES = [
     ((100, 9, 3), "f16", (32, 4, 2), (80, 7, 2), Swizzle.B64),
     ((24, 9, 3), "u8", (32, 4, 2), (0, 2, -1), Swizzle.B32),
     ((16, 5, 4, 3), "s64", (16, 3, 2, 1), (0, 3, -1, 2), Swizzle.B128),
-    ((16, 5, 4, 3, 2), "u16", (8, 2, 2, 2, 2), (12, 4, 3, -1, 1), Swizzle.NONE),
-    ((16, 5, 4, 3, 2), "f64", (8, 2, 1, 2, 1), (-3, 1, 3, 0, 1), Swizzle.B64),
+    ((16, 5, 4, 3, 2), "u16", (8, 2, 2, 2, 2), (8, 4, 3, -1, 1), Swizzle.NONE),
+    ((16, 5, 4, 3, 2), "f64", (8, 2, 1, 2, 1), (-4, 1, 3, 0, 1), Swizzle.B64),
     ((64, 8), "bf16", (64, 8), (0, 20), Swizzle.B128),
 ]
 
@@ -291,6 +291,14 @@ def test_a_swizzled_box_shorter_than_the_swizzle_is_refused():
     tensor_map = TensorMap(0, "bf16", (64, 8), (2, 128), (32, 8), Swizzle.B128)
     with pytest.raises(DescriptorError, match="64 bytes under a swizzle of 128"):
         encode(tensor_map)
+
+
+def test_a_box_that_begins_within_16_bytes_is_a_fault():
+    tensor_map, memory, _ = make((64, 8), "bf16", (8, 4))
+    shared = SharedMemory(2048)
+    for column in (1, 4, -2):
+        with pytest.raises(MemoryFault, match=f"begins {2 * column} bytes into a row"):
+            bulk.load_tile(tensor_map, memory, shared, 0x400, (column, 0))
 
 
 def test_wrong_number_of_coordinates_is_refused():

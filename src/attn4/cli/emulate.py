@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the schedule and of the inputs (default 0)")
     add("--sms", type=int, default=4, help="multiprocessors of the device (default 4)")
     add("--no-hazards", dest="hazards", action="store_false", help="look for none: three times as fast")
+    add("--strict", dest="hazards", action="store_const", const="strict", help="hold all to all rules of PTX")
     add("--json", action="store_true", help="the same as data")
 
 
@@ -114,11 +115,10 @@ def run(args: argparse.Namespace) -> int:
 
     args.seqlen_k = args.seqlen_q if args.seqlen_k is None else args.seqlen_k
     args.kv_heads = args.heads if args.kv_heads is None else args.kv_heads
-    problem = _problem(args)
+    _check(args)
     inputs = Inputs.of(args)
     started = time.perf_counter()
     with device(args.arch, schedule=args.schedule, seed=args.seed, hazards=args.hazards, sms=args.sms) as gpu:
-        _name_roles(gpu, problem, args.arch)
         outputs = _attend(gpu, inputs, args)
     seconds = time.perf_counter() - started
     errors = _errors(outputs, inputs, args)
@@ -137,8 +137,8 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if wrong or gpu.hazards else 0
 
 
-def _problem(args: argparse.Namespace) -> Problem:
-    """Raises ValueError for one that makes no sense, NotImplementedError for one without a kernel."""
+def _check(args: argparse.Namespace) -> None:
+    """Raise ValueError for a problem that makes no sense, NotImplementedError for one without a kernel."""
     from attn4.emulator.launch.device import Chip
     from attn4.machine import machine
     from attn4.plan.choose import invalid, runnable
@@ -163,19 +163,6 @@ def _problem(args: argparse.Namespace) -> Problem:
         raise ValueError(" ".join(wrong))
     if missing := runnable(problem, machine(chip.arch)):
         raise NotImplementedError(" ".join(missing))
-    return problem
-
-
-def _name_roles(gpu: Gpu, problem: Problem, arch: str) -> None:
-    """The roles of the kernel's plan: consecutive warps."""
-    from attn4.machine import machine
-    from attn4.plan.choose import choose
-
-    first, roles = 0, {}
-    for role in choose(problem, machine(arch)).roles:
-        roles[role.name] = tuple(range(first, first + role.warps))
-        first += role.warps
-    gpu.roles(roles)
 
 
 def _attend(gpu: Gpu, inputs: Inputs, args: argparse.Namespace) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ runtime. `device` is the door.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from attn4.emulator.gpu import Gpu
@@ -23,9 +23,11 @@ def device(
     *,
     schedule: str | Schedule = "round_robin",
     seed: int = 0,
-    hazards: bool = False,
+    hazards: bool | Literal["strict"] = False,
     sms: int = 4,
     limits: Limits | None = None,
+    processes: int = 1,
+    exact: bool = False,
 ) -> AbstractContextManager[Gpu]:
     """A block in which CuTe-DSL's launches run on an emulated GPU, over CPU tensors.
 
@@ -45,10 +47,16 @@ def device(
         of the random and the adversarial schedule: the same seed gives the same run.
     hazards
         whether unordered accesses, lost arrivals, leaks and the like are looked for, at a third of the speed.
+        "strict" holds to PTX's rules for tcgen05.fence and .wait those programs, too, that have none.
     sms
         multiprocessors that programs are told of, and whose CTAs are resident at once.
     limits
         when to give up; see ``Limits``.
+    processes
+        how many share the CTAs of a launch, with the same result: of kernels whose CTAs do not talk to each
+        other through global memory, while no hazards are looked for. Others run in one.
+    exact
+        sum products of warpgroups bit for bit as an H200 does, at a third of the speed.
 
     Yields
     ------
@@ -58,8 +66,17 @@ def device(
     Raises
     ------
     ValueError
-        An architecture or a schedule that does not exist.
+        An architecture, a schedule or a kind of hazards that does not exist.
     """
     from attn4.emulator.gpu import opened
 
-    return opened(arch, schedule=schedule, seed=seed, hazards=hazards, sms=sms, limits=limits)
+    return opened(
+        arch,
+        schedule=schedule,
+        seed=seed,
+        hazards=hazards,
+        sms=sms,
+        limits=limits,
+        processes=processes,
+        exact=exact,
+    )

@@ -62,7 +62,7 @@ class Path:
         self.warps = len(active_bytes(self.bits).warps)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Warp:
     """Hardware warps that run as one: ``threads`` are their thread numbers in the CTA.
 
@@ -223,6 +223,16 @@ class Warp:
             rest &= ~mask
         parts = [*masks, rest] if rest.any() else masks
         self.paths += [Path(path.segment, mask, path.join) for mask in parts]
+
+    def split(self, mask: Mask, guarded: Mask) -> bool:
+        """Let the hardware warps of ``mask`` that a guard leaves out go on without those that are to wait;
+        true if there are such.
+        """
+        waiting = np.repeat(guarded.reshape(-1, 32).any(axis=1), 32) & mask
+        if (waiting == mask).all():
+            return False
+        self.part([waiting])
+        return True
 
     def leave(self, mask: Mask, leaving: Mask, following: int) -> int:
         """End the threads of ``leaving``; the rest of ``mask`` goes on at ``following``."""

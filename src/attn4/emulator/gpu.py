@@ -11,7 +11,7 @@ from attn4.emulator.grid import Grid, Limits, Residency
 from attn4.emulator.hazards.findings import Hazard
 from attn4.emulator.launch import bindings, dsl, torch_cuda
 from attn4.emulator.launch.device import Chip
-from attn4.emulator.launch.driver import emulation
+from attn4.emulator.launch.driver import Emulation, emulation
 from attn4.emulator.launch.patches import Patches
 from attn4.emulator.launch.torch_device import CudaOnCpu
 from attn4.emulator.report.report import Report, report
@@ -27,6 +27,7 @@ class Gpu:
 
     chip: Chip
     runner: Runner
+    _emulation: Emulation
     _roles: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -37,11 +38,11 @@ class Gpu:
     @property
     def report(self) -> Report:
         """What every launch did, by role and class of instruction."""
-        return report(self.grids, self._roles)
+        return report(self.grids, self._roles, self._emulation.roles)
 
     def roles(self, warps: Mapping[str, Sequence[int]]) -> None:
-        """Name the roles that reports tell apart: the warps of each, counted in the CTA. What is not named is
-        grouped by the code that it runs.
+        """Name the roles that reports tell apart: the warps of each, counted in the CTA, of kernels whose
+        launcher has not named them. What is not named is grouped by the code that it runs.
         """
         self._roles = {name: tuple(members) for name, members in warps.items()}
 
@@ -61,19 +62,32 @@ def opened(
     *,
     schedule: str | Schedule,
     seed: int,
-    hazards: bool,
+    hazards: bool | str,
     sms: int,
     limits: Limits | None,
+    processes: int,
+    exact: bool,
 ) -> Iterator[Gpu]:
     """See `attn4.emulator.device`."""
+    if isinstance(hazards, str) and hazards != "strict":
+        raise ValueError(f"hazards={hazards!r}: there are False, True and 'strict'")
     chip = Chip.of(arch, sms)
     policy = named(schedule, seed) if isinstance(schedule, str) else schedule
     residency = Residency(sms=sms, device_sms=max(sms, Chip.of(arch).sms))
-    runner = Runner(policy, residency, limits or Limits(), hazards=hazards, chip=chip)
+    runner = Runner(
+        policy,
+        residency,
+        limits or Limits(),
+        hazards=bool(hazards),
+        strict=hazards == "strict",
+        exact=exact,
+        chip=chip,
+        processes=processes,
+    )
     watcher = dsl.Watcher({dsl.PACKAGE, dsl.PROVIDER}, _patches.refresh)
     sys.meta_path.insert(0, watcher)
     try:
-        with _patches.held(), CudaOnCpu(), emulation(runner, chip=chip):
-            yield Gpu(chip, runner)
+        with _patches.held(), CudaOnCpu(), emulation(runner, chip=chip) as emulated:
+            yield Gpu(chip, runner, emulated)
     finally:
         sys.meta_path.remove(watcher)

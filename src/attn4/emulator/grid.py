@@ -18,6 +18,8 @@ from attn4.emulator.engine import Warp
 from attn4.emulator.faults import Deadlock, EmulationError, Livelock, Place, StepLimit
 from attn4.emulator.hazards.fatal import fatal
 from attn4.emulator.hazards.findings import Findings, Hazard
+from attn4.emulator.hazards.leaks import block_exits
+from attn4.emulator.hazards.outputs import watch_outputs
 from attn4.emulator.hazards.watch import Watch
 from attn4.emulator.report.tally import Tally
 from attn4.emulator.schedule import Schedule
@@ -80,7 +82,7 @@ class Residency:
     blocks: int = 32
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Grid:
     """The state of one launch. ``clock`` counts instructions; ``changes`` what other threads may have seen
     change. ``watch`` looks for hazards and collects them in ``findings``; None: nobody looks. ``failure``
@@ -116,6 +118,8 @@ class Grid:
         self.layout = SharedLayout.of(self.program.kernel, self.shape.dynamic_shared)
         self.tally = Tally(len(self.program.segments))
         self.watch = Watch(self, self.findings, strict=self.strict) if self.hazards else None
+        if self.hazards:
+            watch_outputs(self, self.memory)
         self.waiting = self._clusters()
 
     def run(self) -> None:
@@ -127,11 +131,11 @@ class Grid:
             try:
                 self._admit(room)
                 self._loop(room)
+                while self.copies:
+                    self._complete(0)
             except Exception as error:
                 self._annotate(error)
                 raise
-            while self.copies:
-                self._complete(0)
         # What is left is counts: memory and registers of the last warp are not kept for them.
         self.running = None
 
@@ -266,6 +270,9 @@ class Grid:
         block = warp.block
         block.warps.remove(warp)
         self.retired += 1
+        if self.watch is not None and not block.warps:
+            self.watch.shared.exited(block, warp)
+            block_exits(self.watch, block)
         if warp.storage is not None:
             self.program.recycle(warp.storage)
         cluster = block.cluster

@@ -60,7 +60,7 @@ class Machine:
         for variable in variables:
             symbols[variable.name] = self._address(variable)
         return Grid(
-            program(kernel, vectors=vectorised(kernel) and not self.hazards),
+            program(kernel, vectors=vectorised(kernel) and not self.hazards, hazards=self.hazards),
             shape,
             self.memory,
             symbols,

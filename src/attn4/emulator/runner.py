@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from attn4.emulator import spread
 from attn4.emulator.grid import Grid, Limits, Residency, Shape
 from attn4.emulator.launch.device import Chip
 from attn4.emulator.launch.errors import LaunchError
@@ -27,6 +28,7 @@ class Runner:
     """A function of a Launch that runs it to its end under one schedule. ``grids`` keeps what has run, for
     reports, also of a launch that failed. ``hazards``: look for them; each grid has its ``findings``.
     ``strict`` and ``exact`` are those of `Machine`. ``chip``, if given, refuses kernels compiled for another.
+    ``processes``: as many share the CTAs of a launch where `spread` allows it.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)
@@ -37,6 +39,7 @@ class Runner:
     exact: bool = False
     chip: Chip | None = None
     strict: bool = False
+    processes: int = 1
     _modules: dict[str, tuple[Module, Machine]] = field(default_factory=dict)
 
     def __call__(self, launch: Launch) -> None:
@@ -48,13 +51,17 @@ class Runner:
                 "here: compile it for that, or open a device of its own."
             )
         kernel = module.kernel(launch.kernel)
+        grid = None
         tensors = [machine.memory.register(span, name=name) for name, span in _spans(launch.allocations)]
         shape = Shape(launch.grid, launch.block, launch.cluster, launch.shared_bytes)
         try:
             grid = machine.grid(kernel, shape, _packed(kernel, launch.parameters), module.globals)
             self.grids.append(grid)
-            grid.run()
+            spread.run(grid, self.processes)
         finally:
+            if grid is not None:
+                # Findings and counts are kept; what the watch noted of every byte is not.
+                grid.watch = None
             for tensor in tensors:
                 machine.memory.release(tensor)
 

@@ -32,10 +32,12 @@ def emulated_kernel(plan: Plan) -> Callable[..., None]:
     Raises what ``artifact_for`` raises where there is neither a compiled kernel nor a compiler.
     """
     artifact = artifact_for(plan)
+    roles = {role.name: range(role.first_warp, role.first_warp + role.warps) for role in plan.roles}
 
     def call(*arguments: Any) -> None:
         device = _device()
         if device is not None:
+            device.roles.update(dict.fromkeys((k.name for k in artifact.description.kernels), roles))
             # The last argument is how many CTAs a persistent grid has.
             load_emulated(artifact)(*arguments[:-1], device.chip.sms)
             return

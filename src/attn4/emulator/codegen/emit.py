@@ -178,6 +178,8 @@ class _Writer:
         ]
         call = f"f{number}({', '.join(['w', mask, *arguments])})"
         waits = may_wait(i)
+        if waits and mask == "g":
+            self._source.add("  if w.split(m, g): return BLOCKED", number)
         if not results and not waits:
             self._source.add(f"{indent}{call}", number)
             return

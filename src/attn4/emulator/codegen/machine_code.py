@@ -21,24 +21,27 @@ def available() -> bool:
     return importlib.util.find_spec("llvmlite") is not None
 
 
-def compiled(text: str, names: dict[str, tuple[Any, int]]) -> dict[str, Callable[..., Any]]:
+def compiled(
+    text: str, names: dict[str, tuple[Any, int]], *, effort: int = 0
+) -> dict[str, Callable[..., Any]]:
     """The functions of a module, which live as long as the result.
 
     ``names`` gives the ctypes result of each and how many arguments it takes, all of them 64-bit integers or
-    addresses. A global ``@functions`` is filled with the loops of `FUNCTIONS`.
+    addresses. A global ``@functions`` is filled with the loops of `FUNCTIONS`. ``effort``, 0 to 3, goes into
+    optimisation: runs of instructions are no faster for it, but take twice as long to compile.
     """
     binding = _llvm()
-    machine = _machine()
+    machine = _machine(effort)
     features = binding.get_host_cpu_features().flatten()
     target = f"{binding.llvm_version_info} {binding.get_host_cpu_name()} {features}"
-    key = hashlib.sha256(f"{target}\0{text}".encode()).hexdigest()[:40]
+    key = hashlib.sha256(f"{target}\0{effort}\0{text}".encode()).hexdigest()[:40]
     code = kept(f"{key}.o")
     if code is None:
         module = binding.parse_assembly(text)
         module.verify()
         code = machine.emit_object(module)
         keep(f"{key}.o", code)
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(fresh=True))
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(effort))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     place = engine.get_global_value_address("functions")
@@ -64,23 +67,14 @@ def _llvm() -> Any:
     return binding
 
 
-_made: list[Any] = []
-
-
-def _machine(*, fresh: bool = False) -> Any:
-    if fresh or not _made:
-        binding = _llvm()
-        target = binding.Target.from_default_triple()
-        machine = target.create_target_machine(
-            cpu=binding.get_host_cpu_name(),
-            features=binding.get_host_cpu_features().flatten(),
-            opt=1,
-            jit=True,
-        )
-        if fresh:
-            return machine
-        _made.append(machine)
-    return _made[0]
+def _machine(effort: int) -> Any:
+    binding = _llvm()
+    return binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name(),
+        features=binding.get_host_cpu_features().flatten(),
+        opt=effort,
+        jit=True,
+    )
 
 
 class _Ufunc(ctypes.Structure):

@@ -18,8 +18,9 @@ from attn4.emulator.codegen.emit import Source, emit
 from attn4.emulator.codegen.layout import Storage
 from attn4.emulator.codegen.segments import Segment, cut, local_registers, numbered
 from attn4.emulator.codegen.vectors import Vectors, emit_python
+from attn4.emulator.hazards.registers import watched
 from attn4.emulator.isa.registry import BLOCKED
-from attn4.emulator.ptx.module import Instruction, Kernel, Register
+from attn4.emulator.ptx.module import Instruction, Kernel, Register, Vector
 
 Code = list[Callable[..., Any]]
 
@@ -40,7 +41,7 @@ class Program:
     segments
         In the order of the text; the first is the entry.
     sizes
-        Instructions of each segment.
+        Instructions of each segment, without what `hazards` puts in.
     registers
         In the order of a warp's list of registers.
     amounts
@@ -49,11 +50,14 @@ class Program:
         How instructions that only compute are vector functions; None where all is Python.
     """
 
-    def __init__(self, kernel: Kernel, *, vectors: bool = False) -> None:
+    def __init__(self, kernel: Kernel, *, vectors: bool = False, hazards: bool = False) -> None:
         self.kernel = kernel
         self.instructions: tuple[Instruction, ...] = tuple(kernel.instructions)
         self.segments: tuple[Segment, ...] = cut(kernel)
         self.sizes = [segment.size for segment in self.segments]
+        if hazards:
+            found = watched(kernel, self.segments)
+            self.segments, self.instructions = found.segments, found.instructions
         places = numbered(kernel)
         self.registers: tuple[Register, ...] = tuple(places)
         self.vectors = Vectors.of(self.segments) if vectors else None
@@ -121,15 +125,18 @@ class Program:
 
 
 _KEPT = 64
-_by_identity: dict[tuple[int, bool], tuple[Kernel, Program]] = {}
+_by_identity: dict[tuple[int, bool, bool], tuple[Kernel, Program]] = {}
 
 
-def program(kernel: Kernel, *, vectors: bool = False) -> Program:
-    """The program of a kernel record, made once as long as it is among the last used."""
-    key = (id(kernel), vectors)
+def program(kernel: Kernel, *, vectors: bool = False, hazards: bool = False) -> Program:
+    """The program of a kernel record, made once as long as it is among the last used.
+
+    ``hazards``: with what looks for hazards of registers between its instructions.
+    """
+    key = (id(kernel), vectors, hazards)
     entry = _by_identity.get(key)
     if entry is None or entry[0] is not kernel:
-        entry = _by_identity[key] = (kernel, Program(kernel, vectors=vectors))
+        entry = _by_identity[key] = (kernel, Program(kernel, vectors=vectors, hazards=hazards))
         if len(_by_identity) > _KEPT:
             del _by_identity[next(iter(_by_identity))]
     return entry[1]
@@ -138,13 +145,17 @@ def program(kernel: Kernel, *, vectors: bool = False) -> Program:
 def vectorised(kernel: Kernel) -> bool:
     """Whether a kernel's computing instructions can run as vector functions here.
 
-    Not with wgmma, whose accumulators are moved about before they are filled, nor with registers of 128 bits.
+    Not with registers of 128 bits, nor with accumulators of wgmma that overlap others in part.
     """
-    return (
-        machine_code.available()
-        and all(register.type != "b128" for register in kernel.registers)
-        and all(i.opcode != "wgmma" for i in kernel.instructions)
-    )
+    if not machine_code.available() or any(register.type == "b128" for register in kernel.registers):
+        return False
+    vectors = {
+        operand.items
+        for i in kernel.instructions
+        for operand in i.operands[:1]
+        if i.opcode == "wgmma" and isinstance(operand, Vector)
+    }
+    return len({register for vector in vectors for register in vector}) == sum(map(len, vectors))
 
 
 def _compiled(source: Source, filename: str) -> CodeType:

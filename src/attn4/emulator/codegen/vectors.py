@@ -16,7 +16,7 @@ from attn4.emulator.codegen.emit import Source, is_narrow
 from attn4.emulator.codegen.layout import Fixed, Layout, Rows
 from attn4.emulator.codegen.runs import Item, Run, divide, stored
 from attn4.emulator.codegen.segments import Segment, may_wait
-from attn4.emulator.isa.registry import WIDTHS, Operation, UnsupportedInstruction, WithRows
+from attn4.emulator.isa.registry import WIDTHS, Operation, UnsupportedInstruction
 from attn4.emulator.ptx.module import (
     Immediate,
     Negated,
@@ -98,7 +98,7 @@ def _others(items: tuple[tuple[Item, ...], ...]) -> list[Operation]:
 
 def rows_of(operation: Operation) -> Rows:
     """The vector of registers that an effect with a form for rows reads or writes; else empty."""
-    if not isinstance(operation.function, WithRows):
+    if not hasattr(operation.function, "rows"):
         return ()
     operands = operation.destinations or operation.sources
     registers = tuple(operand for operand in operands if isinstance(operand, Register))
@@ -322,10 +322,15 @@ class _Python:
             add(f"{indent}g = {'~' if i.guard.negated else ''}{guard} & m", number)
             add(f"{indent}if ONE in g.tobytes():", number)
             indent, mask = indent + " ", "g"
+            if operation.effect and may_wait(i):
+                add(f"{indent}if w.split(m, g): return BLOCKED", number)
         rows = rows_of(operation)
         if rows in self._rows:
-            count = len(operation.sources) - (0 if operation.destinations else len(rows))
-            others = [self._argument(number, n, operation, operation.sources[n]) for n in range(count)]
+            sources = operation.sources
+            # wgmma reads its destinations; a store has its vector last.
+            first = len(rows) if sources[: len(rows)] == rows and operation.destinations else 0
+            last = len(sources) if operation.destinations else len(sources) - len(rows)
+            others = [self._argument(number, n, operation, sources[n]) for n in range(first, last)]
             add(
                 f"{indent}f{number}.rows({', '.join(['w', mask, f'R[{self._rows[rows]}]', *others])})", number
             )

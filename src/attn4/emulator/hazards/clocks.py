@@ -130,6 +130,8 @@ class Clocks:
             row: Row = rows[0].copy() if len(rows) == 1 else rows.max(axis=0)
         else:
             row = self._joined(who, mask)
+        # What is passed on needs a fence::before_thread_sync here, and a fence::after_thread_sync there.
+        row[TENSOR] = 0
         if mask is None:
             row[ORDERED, own] = np.repeat(epochs, WARP)
             row[FENCED, own] = self.fenced[own]
@@ -152,6 +154,15 @@ class Clocks:
         for lane in np.flatnonzero(mask).tolist():
             own = self._own_row(who.first + lane)
             np.maximum(own, row, out=own)
+
+    def known_to_block(self, rank: int) -> Row:
+        """What any thread of a CTA knows."""
+        warps = slice(rank * self.warps_a_block, (rank + 1) * self.warps_a_block)
+        known: Row = self.rows[warps].max(axis=0)
+        for thread, row in self.alone.items():
+            if warps.start <= thread // WARP < warps.stop:
+                np.maximum(known, row, out=known)
+        return known
 
     def meet(self, who: Who, mask: Mask | None) -> None:
         """The lanes of each warp learn from each other what they know and did: bar.warp.sync."""

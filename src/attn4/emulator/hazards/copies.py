@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from attn4.emulator.hazards.clocks import ORDERED, WARP, Column, Mask
 from attn4.emulator.hazards.order import Engine
+from attn4.emulator.hazards.shared import Chunks
 from attn4.emulator.hazards.tensor import Region
 from attn4.emulator.state.block import RANK_SHIFT
 from attn4.emulator.state.memory import SharedMemory
+from attn4.emulator.units.bulk import kept_chunks
 from attn4.emulator.units.matrix import Tile, chunk_offsets, decode_tcgen05, decode_wgmma
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from attn4.emulator.state.barrier import Mbarrier
     from attn4.emulator.units.tcgen05 import Cta
     from attn4.emulator.units.tcgen05 import Product as TensorProduct
+    from attn4.emulator.units.tensormap import TensorMap
     from attn4.emulator.units.wgmma import Product
 
 Lanes = NDArray[Any]
@@ -43,6 +46,23 @@ class Copies:
         engine = self._completing(warp, lane, barrier, i)
         chunks = self._watch.shared.chunks(memory, address, nbytes)
         self._watch.shared.engine_writes(warp, lane, memory, chunks, engine, i)
+
+    def stores_tile(
+        self, warp: Warp, lane: int, tensor: TensorMap, address: int, at: tuple[int, ...], i: Instruction
+    ) -> None:
+        """A tensor store or reduction reads what it keeps of a tile, in the open group of its thread."""
+        memory = self._memory(warp, address)
+        if memory is None:
+            return
+        group = self._watch.bulk_engine(warp, lane)
+        chunks = kept_chunks(tensor, warp.block.grid.memory, memory, address, at)
+        if not chunks.size:
+            return
+        places: Chunks = chunks
+        if chunks.size * 16 == tensor.tile_bytes:
+            places = self._watch.shared.chunks(memory, address, tensor.tile_bytes)
+        engine = group.reads, group.issued + 1
+        self._watch.shared.engine_reads(warp, lane, memory, places, engine, i)
 
     def drains(
         self, warp: Warp, lane: int, address: int, nbytes: int, i: Instruction, barrier: int | None = None

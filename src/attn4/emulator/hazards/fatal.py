@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attn4.emulator.faults import BarrierFault, Deadlock, DivergedWarp, Livelock, Place, StepLimit, Trap
 from attn4.emulator.hazards.findings import Hazard
+from attn4.emulator.state.tensor_memory import TensorMemoryFault
 
 _KINDS: dict[type[Exception], str] = {
     Deadlock: "deadlock",
@@ -11,6 +12,7 @@ _KINDS: dict[type[Exception], str] = {
     StepLimit: "limit",
     BarrierFault: "barrier",
     DivergedWarp: "divergence",
+    TensorMemoryFault: "tensor memory",
     Trap: "trap",
 }
 

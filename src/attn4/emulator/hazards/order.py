@@ -34,6 +34,8 @@ class Sync:
     """The clocks of a barrier: ``pending`` gathers those of the phase under way, ``done`` holds all before.
 
     ``column`` is that of the copies that complete on it, of which the phase number is the epoch; -1: none.
+    ``promised`` are arrivals to come: the epoch of each engine that will have made them. ``waited`` holds
+    the epochs of threads when they waited last, where mbarriers end.
     ``made`` is the thread that initialised it, and its epoch then, ``number`` the instruction.
     """
 
@@ -43,6 +45,8 @@ class Sync:
     column: int = -1
     made: tuple[int, int] | None = None
     number: int = 0
+    promised: dict[int, int] = field(default_factory=dict)
+    waited: NDArray[np.int32] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +103,11 @@ class Order:
         if relaxed:
             row = self._relaxed(row)
         np.maximum(sync.pending, row, out=sync.pending)
+
+    def arrive_with(self, sync: Sync, phase: int, row: Row) -> None:
+        """An arrival that carries ``row``."""
+        self.settle(sync, phase)
+        np.maximum(sync.pending, self.clocks.widened(row), out=sync.pending)
 
     def complete_operation(
         self,

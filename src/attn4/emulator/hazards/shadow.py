@@ -101,7 +101,8 @@ class Shadow:
         self._chunk_pages = np.zeros((4, pages), np.int64)
         self._parts: NDArray[np.uint8] | None = None
         self._small_reads: NDArray[np.bool_] | None = None
-        self.remote: dict[int, tuple[int, int]] = {}
+        self.remote: dict[int, int] = {}
+        self.barriers = np.zeros(self._words, np.bool_)
 
     def read(self, access: Threads) -> list[Conflict]:
         """Record reads of threads; the conflicts with the last writers."""
@@ -166,13 +167,24 @@ class Shadow:
         self._written[words] = access.epoch << STAMP | access.number
         return conflicts
 
-    def touched_after(self, rows: NDArray[np.int32], first: int, last: int) -> list[tuple[int, int]]:
-        """(thread, number) of accesses by threads outside ``first``..``last`` that no one here knows of."""
+    def unknown_to(self, known: NDArray[np.int32]) -> list[tuple[int, int]]:
+        """Column and instruction of accesses from other CTAs that ``known`` does not hold."""
         return [
-            (thread, stamp & NUMBER)
-            for thread, (epoch, stamp) in self.remote.items()
-            if not first <= thread < last and rows[thread] < epoch
+            (column, stamp & NUMBER)
+            for column, stamp in self.remote.items()
+            if known[column] < stamp >> STAMP
         ]
+
+    def freed(self, known: Row) -> list[Conflict]:
+        """Conflicts of one who knows ``known`` and gives the whole memory up."""
+        everything = Engine(-1, 0, -1, known, slice(0, self._words // CHUNK_WORDS), 0, ORDERED)
+        conflicts = self._engine_against_writers(everything, reads=False)
+        return conflicts + self._engine_against_readers(everything)
+
+    @property
+    def partial(self) -> bool:
+        """Whether anybody has written less than a word."""
+        return self._parts is not None
 
     def _against_writers(self, access: Threads, *, reads: bool) -> list[Conflict]:
         words, who = access.words, access.who

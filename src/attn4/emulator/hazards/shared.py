@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attn4.emulator.hazards.clocks import FENCED, ORDERED, Mask
-from attn4.emulator.hazards.shadow import WORD, Conflict, Shadow, Threads
+from attn4.emulator.hazards.clocks import FENCED, ORDERED, WARP, Mask
+from attn4.emulator.hazards.shadow import STAMP, WORD, Conflict, Shadow, Threads
 from attn4.emulator.hazards.shadow import Engine as EngineAccess
 from attn4.emulator.state.block import OFFSET_MASK
-from attn4.emulator.state.memory import SharedMemory
+from attn4.emulator.state.memory import SHARED_START, SharedMemory
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -31,20 +31,38 @@ class SharedAccesses:
         self._watch = watch
 
     def load(
-        self, warp: Warp, mask: Mask | None, memory: Any, addresses: Lanes, nbytes: int, i: Instruction
+        self,
+        warp: Warp,
+        mask: Mask | None,
+        memory: SharedMemory,
+        addresses: Lanes,
+        nbytes: int,
+        i: Instruction,
     ) -> None:
         """A load by the lanes of ``mask`` (None: all) of ``nbytes`` each."""
-        if isinstance(memory, SharedMemory):
-            access = self._threads(warp, mask, memory, addresses, nbytes, i)
-            self._tell(warp, self._shadow(warp, memory).read(access), i, memory, "reads", nbytes)
+        access = self._threads(warp, mask, memory, addresses, nbytes, i)
+        shadow = self._shadow(warp, memory)
+        self._tell(warp, shadow.read(access), i, memory, "reads", nbytes)
+        if memory.rank != warp.block.rank:
+            self._remote_threads(warp, shadow, memory, access, i)
+        if shadow.partial:
+            self._unwritten_bytes(warp, mask, memory, addresses, nbytes, i)
 
     def store(
-        self, warp: Warp, mask: Mask | None, memory: Any, addresses: Lanes, nbytes: int, i: Instruction
+        self,
+        warp: Warp,
+        mask: Mask | None,
+        memory: SharedMemory,
+        addresses: Lanes,
+        nbytes: int,
+        i: Instruction,
     ) -> None:
         """A store by the lanes of ``mask`` (None: all) of ``nbytes`` each."""
-        if isinstance(memory, SharedMemory):
-            access = self._threads(warp, mask, memory, addresses, nbytes, i)
-            self._tell(warp, self._shadow(warp, memory).write(access), i, memory, "writes", nbytes)
+        access = self._threads(warp, mask, memory, addresses, nbytes, i)
+        shadow = self._shadow(warp, memory)
+        self._tell(warp, shadow.write(access), i, memory, "writes", nbytes)
+        if memory.rank != warp.block.rank:
+            self._remote_threads(warp, shadow, memory, access, i)
 
     def same_address(
         self,
@@ -82,7 +100,10 @@ class SharedAccesses:
     ) -> None:
         """An operation of the async proxy, issued by ``lane``, reads chunks. ``engine``: column and epoch."""
         access = self._engine(warp, lane, chunks, engine, i)
-        self._tell(warp, self._shadow(warp, memory).engine_read(access), i, memory, "reads", 0, lane)
+        shadow = self._shadow(warp, memory)
+        self._tell(warp, shadow.engine_read(access), i, memory, "reads", 0, lane)
+        if memory.rank != warp.block.rank:
+            self._remote(warp, shadow, memory, engine, i)
 
     def engine_writes(
         self,
@@ -97,7 +118,10 @@ class SharedAccesses:
     ) -> None:
         """An asynchronous operation writes chunks; ``generic``: through the generic proxy."""
         access = self._engine(warp, lane, chunks, engine, i, ORDERED if generic else FENCED)
-        self._tell(warp, self._shadow(warp, memory).engine_write(access), i, memory, "writes", 0, lane)
+        shadow = self._shadow(warp, memory)
+        self._tell(warp, shadow.engine_write(access), i, memory, "writes", 0, lane)
+        if memory.rank != warp.block.rank:
+            self._remote(warp, shadow, memory, engine, i)
 
     def warps_read(
         self,
@@ -140,14 +164,62 @@ class SharedAccesses:
 
     def name(self, block: Block, offset: int) -> str:
         """The variable that holds a shared offset, as the program declared it, or the offset."""
-        best = ""
-        start = -1
-        for name, at in block.grid.layout.offsets.items():
-            if start < at <= offset:
-                best, start = name, at
-        if not best:
-            return f"{offset:#x}"
-        return best if offset == start else f"{best}+{offset - start:#x}"
+        return block.grid.layout.variable(offset) or f"{offset:#x}"
+
+    def _unwritten_bytes(
+        self,
+        warp: Warp,
+        mask: Mask | None,
+        memory: SharedMemory,
+        addresses: Lanes,
+        nbytes: int,
+        i: Instruction,
+    ) -> None:
+        """Tell of bytes that no one wrote in words of which a part was written."""
+        lanes = np.arange(len(addresses)) if mask is None else np.flatnonzero(mask)
+        offsets = (addresses[lanes].astype(np.int64) - memory.base)[:, None] + np.arange(nbytes)
+        written = memory.written
+        missing = written is not None and np.argwhere(~written[offsets])
+        if missing is not False and len(missing):
+            row, item = missing[0].tolist()
+            where = self.name(warp.block.cluster.blocks[memory.rank], int(offsets[row, item]) + SHARED_START)
+            message = f"{i.name} reads shared memory at {where}, which no one wrote"
+            thread = self._watch.who(warp).first + int(lanes[row])
+            self._watch.report("unwritten", message, warp, thread, i, barrier=where)
+
+    def _remote_threads(
+        self, warp: Warp, shadow: Shadow, memory: SharedMemory, access: Threads, i: Instruction
+    ) -> None:
+        clocks = self._watch.of(warp.block.cluster).clocks
+        for lane in access.lanes.tolist():
+            thread = access.who.first + lane
+            self._remote(warp, shadow, memory, (thread, int(clocks.epochs[thread // WARP])), i)
+
+    def _remote(
+        self, warp: Warp, shadow: Shadow, memory: SharedMemory, actor: tuple[int, int], i: Instruction
+    ) -> None:
+        """An access to another CTA's shared memory, which must still be there; it may not exit before."""
+        shadow.remote[actor[0]] = actor[1] << STAMP | self._watch.number(i)
+        block = warp.block.cluster.blocks[memory.rank]
+        if not block.warps:
+            thread = self._watch.who(warp).first
+            message = f"{i.name} accesses shared memory of {block}, which has exited"
+            self._watch.report("exited", message, warp, thread, i)
+
+    def exited(self, block: Block, warp: Warp) -> None:
+        """The last thread of a CTA has exited: what others did to its shared memory must be over."""
+        watched = self._watch.of(block.cluster)
+        shadow: Shadow | None = watched.shadows.get(block.rank)
+        if shadow is None or not shadow.remote:
+            return
+        known = watched.clocks.known_to_block(block.rank)[ORDERED]
+        for column, number in shadow.unknown_to(known):
+            who = self._watch.actor(block.cluster, column)
+            missing = self._watch.missing(block.cluster, column)
+            instruction = self._watch.instructions[number]
+            message = f"{block} exits while {who} may still access its shared memory: {missing}"
+            other = f"{instruction.name} by {who}, {self._watch.place(number)}"
+            self._watch.report("exited", message, warp, None, instruction, other)
 
     def _shadow(self, warp: Warp, memory: SharedMemory) -> Shadow:
         watched = self._watch.of(warp.block.cluster)

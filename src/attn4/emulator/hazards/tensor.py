@@ -7,6 +7,7 @@ at once if one thread issues both; every other pair waits for the completion of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -102,13 +103,35 @@ class TensorAccesses:
             for region in _regions(access, number % 4, address):
                 self._write(warp, thread, warp.block, region, engine, i)
 
-    def committed(self, warp: Warp, lane: int, address: int, issued: int) -> None:
-        """tcgen05.commit arrives at an mbarrier: the thread's first ``issued`` operations are over."""
-        watched = self._watch.of(warp.block.cluster)
-        barrier = warp.block.mbarrier(address)
-        sync = watched.order.sync((address >> RANK_SHIFT, barrier.address))
+    def promised(self, warp: Warp, lane: int, addresses: list[int]) -> None:
+        """tcgen05.commit was issued: it will arrive at mbarriers once what came before it is complete."""
+        order = self._watch.of(warp.block.cluster).order
         engine = self.pipeline(warp, lane)
-        watched.order.complete_operation(sync, barrier.phase, engine.column, issued)
+        for address in addresses:
+            barrier = warp.block.mbarrier(address)
+            sync = order.sync((address >> RANK_SHIFT, barrier.address))
+            sync.promised[engine.column] = engine.issued
+
+    def commits(self, warp: Warp, lane: int) -> Callable[[int], None]:
+        """tcgen05.commit of a thread; what it returns is called with each mbarrier's address on its arrival.
+
+        The arrival follows the thread's operations so far, which follow what the thread knew when it issued
+        them: so it carries that, too, with the tcgen05.fence::before_thread_sync that the commit implies.
+        """
+        watched = self._watch.of(warp.block.cluster)
+        engine = self.pipeline(warp, lane)
+        issued = engine.issued
+        row = watched.clocks.row(self._watch.who(warp).first + lane).copy()
+        row[FINISHED] = np.maximum(row[FINISHED], row[ORDERED])
+        row[TENSOR] = 0
+        row[: FINISHED + 1, engine.column] = issued
+
+        def arrive(address: int) -> None:
+            barrier = warp.block.mbarrier(address)
+            sync = watched.order.sync((address >> RANK_SHIFT, barrier.address))
+            watched.order.arrive_with(sync, barrier.phase, row)
+
+        return arrive
 
     def engine_reads(self, warp: Warp, lane: int, block: Block, region: Region, i: Instruction) -> None:
         """A product, issued by ``lane``, reads tensor memory of ``block``."""

@@ -30,6 +30,7 @@ from attn4.emulator.hazards.clocks import (
 from attn4.emulator.hazards.copies import Copies
 from attn4.emulator.hazards.findings import Findings, Hazard
 from attn4.emulator.hazards.flags import Flags
+from attn4.emulator.hazards.lifetime import Lifetimes
 from attn4.emulator.hazards.order import ALL_PLANES, Engine, Order, Sync
 from attn4.emulator.hazards.shared import SharedAccesses
 from attn4.emulator.hazards.tensor import TensorAccesses
@@ -79,6 +80,7 @@ class Watch:
         self.tensor = TensorAccesses(self)
         self.copies = Copies(self)
         self.flags = Flags(self)
+        self.lifetimes = Lifetimes(self)
         self.instructions: list[Instruction] = []
         self._numbers: dict[int, int] = {}
         self._strong: dict[int, bool] = {}
@@ -95,12 +97,12 @@ class Watch:
 
     def who(self, warp: Warp) -> Who:
         """The lanes of ``warp`` in its cluster."""
-        known: Who | None = warp.state.get("who")
-        lane = int(warp.threads[0])
-        if known is None or known.lanes != len(warp.threads):
+        lane, lanes = int(warp.threads[0]), len(warp.threads)
+        known: Who | None = warp.state.get(("who", lane, lanes))
+        if known is None:
             clocks = self.of(warp.block.cluster).clocks
             first = warp.block.rank * clocks.warps_a_block * WARP + lane
-            known = warp.state["who"] = Who(first, len(warp.threads))
+            known = warp.state["who", lane, lanes] = Who(first, lanes)
         return known
 
     def lanes(self, warp: Warp, mask: Mask) -> Mask | None:
@@ -148,6 +150,7 @@ class Watch:
         order = self.of(warp.block.cluster).order
         sync = self._mbarrier(warp, mask, barrier, rank, i)
         order.wait(sync, self.who(warp), self.lanes(warp, mask), barrier.phase, relaxed=relaxed)
+        self.lifetimes.waited(sync, warp, mask)
 
     def mbarrier_used(self, warp: Warp, mask: Mask, barrier: Mbarrier, rank: int, i: Instruction) -> None:
         """An operation on an mbarrier that orders nothing: expect_tx, or one that names it for a copy."""
@@ -168,6 +171,8 @@ class Watch:
     def _mbarrier(self, warp: Warp, mask: Mask, barrier: Mbarrier, rank: int, i: Instruction) -> Sync:
         watched = self.of(warp.block.cluster)
         sync = watched.order.sync((rank, barrier.address))
+        if rank != warp.block.rank:
+            self.lifetimes.alive(warp, int(mask.argmax()), rank, i)
         if sync.made is not None:
             maker, epoch = sync.made
             thread = self.who(warp).first + int(mask.argmax())
@@ -185,18 +190,23 @@ class Watch:
         return sync
 
     def mbarrier_ended(self, warp: Warp, mask: Mask, barrier: Mbarrier, rank: int, i: Instruction) -> None:
-        """mbarrier.inval: whoever arrived must be known to have."""
+        """mbarrier.inval: whoever arrived or waited must be known to have."""
         watched = self.of(warp.block.cluster)
         sync = self._mbarrier(warp, mask, barrier, rank, i)
         watched.order.settle(sync, barrier.phase)
         thread = self.who(warp).first + int(mask.argmax())
         known = watched.clocks.row(thread)[ORDERED].copy()
         known[thread] = ALWAYS
-        late = np.flatnonzero(np.maximum(sync.pending, sync.done)[ORDERED] > known)
+        used = np.maximum(sync.pending, sync.done)[ORDERED]
+        if sync.waited is not None:
+            used[: len(sync.waited)] = np.maximum(used[: len(sync.waited)], sync.waited)
+        late = np.flatnonzero(used > known)
         if late.size:
             where = self._where(warp.block, barrier.address)
             who = self.actor(warp.block.cluster, int(late[0]))
-            message = f"mbarrier.inval of {where}, at which {who} arrived: no barrier orders the two"
+            message = (
+                f"mbarrier.inval of {where}, at which {who} arrived or waited: no barrier orders the two"
+            )
             self.report("barrier", message, warp, thread, i, str(barrier), barrier=where)
         watched.order.syncs.pop((rank, barrier.address), None)
 
@@ -264,6 +274,7 @@ class Watch:
         if isinstance(memory, SharedMemory):
             self.shared.store(warp, mask, memory, addresses, nbytes, i)
             self.shared.same_address(warp, mask, memory, addresses, data, nbytes, i)
+            self.lifetimes.used_as_data(warp, mask, memory, addresses, nbytes, i)
         if self.is_strong(i) and not isinstance(memory, LocalView):
             self.flags.stores(warp, mask, addresses, release=RELEASES.intersection(i.modifiers))
 

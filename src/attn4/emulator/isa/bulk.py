@@ -6,7 +6,7 @@ which is one lane in practice, and completes when the schedule says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,9 +124,18 @@ class _Operands:
         return tuple(int(column[lane : lane + 1].view(np.int32)[0]) for column in chosen)
 
 
-def _signal(warp: Warp, barrier: int, nbytes: int) -> None:
+def _phases(warp: Warp, barriers: Iterable[int]) -> dict[int, int]:
+    """The phases in which a copy finds the barriers that it completes on, for a watch to compare."""
+    if warp.block.grid.watch is None:
+        return {}
+    return {barrier: warp.block.mbarrier(barrier).phase for barrier in barriers}
+
+
+def _signal(warp: Warp, barrier: int, nbytes: int, issued: dict[int, int], i: Instruction) -> None:
     """Count bytes on the barrier, and wake whoever waits if that completes its phase."""
     warp.block.grid.changes += 1
+    if (watch := warp.block.grid.watch) is not None:
+        watch.lifetimes.delivered(warp, warp.block.mbarrier(barrier), issued[barrier], i)
     if warp.block.mbarrier(barrier).deliver(nbytes, f"a copy issued by {warp}"):
         warp.block.wake()
 
@@ -190,10 +199,13 @@ def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
             for address, signalled in _targets(target, barrier, ctas, pair):
                 watch.copies.fills(warp, lane, address, tensor.tile_bytes, signalled, i)
 
+        issued = _phases(warp, (signalled for _, signalled in _targets(target, barrier, ctas, pair)))
+
         def complete() -> None:
             tile = bulk.gather_tile(tensor, warp.block.grid.memory, at)
             for address, signalled in _targets(target, barrier, ctas, pair):
-                _signal(warp, signalled, bulk.place_tile(tensor, _own(warp, address), address, tile))
+                nbytes = bulk.place_tile(tensor, _own(warp, address), address, tile)
+                _signal(warp, signalled, nbytes, issued, i)
 
         warp.block.grid.issue(Copy(f"a tensor load issued by {warp} at PTX line {i.line}", complete))
 
@@ -225,7 +237,7 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
                 bulk.put_tile(tensor, memory, staged[0], at)
 
         if (watch := warp.block.grid.watch) is not None:
-            watch.copies.drains(warp, lane, address, tensor.tile_bytes, i)
+            watch.copies.stores_tile(warp, lane, tensor, address, at, i)
         copy = Copy(f"a tensor store issued by {warp} at PTX line {i.line}", write, read)
         groups(warp, lane).open.append(copy)
         warp.block.grid.issue(copy)
@@ -271,9 +283,12 @@ def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
     def issue(warp: Warp, lane: int, sources: tuple[Lanes, ...]) -> None:
         target, source = operands.value(0, lane, sources), operands.value(1, lane, sources)
         nbytes = operands.value(2, lane, sources)
+        bulk.check_span(source, target, nbytes)
         barrier = 0 if by_group else operands.value(3, lane, sources)
         ctas = operands.value(4, lane, sources) if multicast else None
         data: list[NDArray[np.uint8]] = []
+        targets = [] if by_group else list(_targets(target, barrier, ctas, pair=False))
+        issued = _phases(warp, (signalled for _, signalled in targets))
         warp.block.grid.tally.add(warp, lane, counted, nbytes)
 
         def read() -> None:
@@ -288,12 +303,12 @@ def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
                 else:
                     memory.write(address, data[0])
                 if not by_group:
-                    _signal(warp, signalled, nbytes)
+                    _signal(warp, signalled, nbytes, issued, i)
 
         if (watch := warp.block.grid.watch) is not None:
             watch.copies.drains(warp, lane, source, nbytes, i, None if by_group else barrier)
             if not by_group:
-                for address, signalled in _targets(target, barrier, ctas, pair=False):
+                for address, signalled in targets:
                     watch.copies.fills(warp, lane, address, nbytes, signalled, i)
         copy = Copy(f"a bulk copy issued by {warp} at PTX line {i.line}", write, read)
         if by_group:

@@ -17,7 +17,7 @@ from attn4.emulator.isa.registry import (
 )
 from attn4.emulator.ptx.module import Immediate, Instruction
 from attn4.emulator.state.active import active, put, shared_value
-from attn4.emulator.state.barrier import Arrival, whole_warps
+from attn4.emulator.state.barrier import Arrival, Arrivals, whole_warps
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -159,23 +159,33 @@ def _threads(warp: Warp, mask: Mask, barrier: Lanes, count: tuple[Lanes, ...]) -
     return index, expected
 
 
+def _named(warp: Warp, mask: Mask, barrier: Lanes, count: tuple[Lanes, ...]) -> list[tuple[int, int, Mask]]:
+    """The barriers that the warps of ``mask`` name: index, threads expected, and the lanes that name it."""
+    if all(shared_value(value, mask) is not None for value in (barrier, *count)):
+        return [(*_threads(warp, mask, barrier, count), mask)]
+    lanes_of: dict[tuple[int, int], Mask] = {}
+    for n in active(mask).warps:
+        lanes = np.zeros(warp.lanes, dtype=np.bool_)
+        lanes[32 * n : 32 * n + 32] = mask[32 * n : 32 * n + 32]
+        named = _threads(warp, lanes, barrier, count)
+        lanes_of[named] = lanes_of[named] | lanes if named in lanes_of else lanes
+    return [(*named, lanes) for named, lanes in lanes_of.items()]
+
+
 def _arrive(aligned: bool) -> Function:
     """PTX: "bar.arrive does not cause the executing thread to wait for threads of other participating
     warps".
     """
 
-    def run(warp: Warp, mask: Mask, barrier: Lanes, *count: Lanes) -> Any:
+    def run(warp: Warp, mask: Mask, barrier: Lanes, *count: Lanes) -> None:
         if aligned:
             require_aligned(warp, mask, "bar.arrive")
-        if _parted(warp, mask, barrier, *count):
-            return BLOCKED
-        index, expected = _threads(warp, mask, barrier, count)
-        named = warp.block.named_barrier(index)
-        if (watch := warp.block.grid.watch) is not None:
-            watch.named_arrives(warp, mask, index, named.phase)
-        if named.arrive(whole_warps(mask) * 32, expected, warp, waits=False):
-            warp.block.wake()
-        return None
+        for index, expected, lanes in _named(warp, mask, barrier, count):
+            named = warp.block.named_barrier(index)
+            if (watch := warp.block.grid.watch) is not None:
+                watch.named_arrives(warp, lanes, index, named.phase)
+            if named.arrive(whole_warps(lanes) * 32, expected, warp, waits=False):
+                warp.block.wake()
 
     return run
 
@@ -194,17 +204,26 @@ def _sync(aligned: bool) -> Function:
     """
 
     def run(warp: Warp, mask: Mask, barrier: Lanes, *count: Lanes) -> Any:
-        if _parted(warp, mask, barrier, *count):
+        found = _named(warp, mask, barrier, count)
+        waits = [_arrived(warp, lanes, index, expected, aligned, None) for index, expected, lanes in found]
+        if not all(wait.over for wait in waits):
+            warp.waiting = waits[0] if len(waits) == 1 else Arrivals(tuple(waits))
+            ready = [lanes for (_, _, lanes), wait in zip(found, waits, strict=True) if wait.over]
+            if ready and warp.expired:
+                # Warps that run as one wait for each other, unless nobody can proceed.
+                warp.part(ready)
             return BLOCKED
-        index, expected = _threads(warp, mask, barrier, count)
-        return _sync_on(warp, mask, index, expected, aligned, None)
+        for index, _, lanes in found:
+            _released(warp, lanes, index)
+        return None
 
     return run
 
 
-def _sync_on(
+def _arrived(
     warp: Warp, mask: Mask, index: int, expected: int, aligned: bool, votes: tuple[int, int] | None
-) -> Any:
+) -> Arrival:
+    """Count those of the lanes that have not arrived at a barrier yet; what they all wait for."""
     waits = _waits(warp)
     named = warp.block.named_barrier(index)
     waiting = shared_value(waits, mask)
@@ -219,14 +238,14 @@ def _sync_on(
             watch.named_arrives(warp, fresh, index, named.phase)
         if named.arrive(whole_warps(fresh) * 32, expected, warp):
             warp.block.wake()
-    latest = int(waits[mask].max()) if waiting is None else int(waits[active(mask).first])
-    if latest >= named.phase:
-        warp.waiting = Arrival(named, latest)
-        return BLOCKED
-    put(waits, mask, _NOT_WAITING)
+    return Arrival(named, int(waits[mask].max()) if waiting is None else int(waits[active(mask).first]))
+
+
+def _released(warp: Warp, mask: Mask, index: int) -> None:
+    """Let lanes go on whose barrier is complete."""
+    put(_waits(warp), mask, _NOT_WAITING)
     if (watch := warp.block.grid.watch) is not None:
-        watch.named_passed(warp, mask, index, named.phase)
-    return None
+        watch.named_passed(warp, mask, index, warp.block.named_barrier(index).phase)
 
 
 def _reduction(modifiers: Modifiers, aligned: bool) -> Function:
@@ -242,8 +261,11 @@ def _reduction(modifiers: Modifiers, aligned: bool) -> Function:
             return BLOCKED
         index, expected = _threads(warp, mask, barrier, rest[:-1])
         votes = (int(rest[-1][mask].sum()), int(mask.sum()))
-        if _sync_on(warp, mask, index, expected, aligned, votes) is BLOCKED:
+        arrival = _arrived(warp, mask, index, expected, aligned, votes)
+        if not arrival.over:
+            warp.waiting = arrival
             return BLOCKED
+        _released(warp, mask, index)
         some, every, total = warp.block.named_barrier(index).result
         if operation == "popc":
             return np.full(warp.lanes, total, dtype=np.uint32)

@@ -66,6 +66,13 @@ def _try_cancel(i: Instruction, modifiers: Modifiers) -> Function:
         block = warp.block
         for lane in np.flatnonzero(mask).tolist():
             blocks = block.cluster.blocks if everywhere else [block]
+            if (watch := block.grid.watch) is not None:
+                for target in blocks:
+                    place, signalled = (
+                        target.shared.absolute(int(value) & OFFSET_MASK)
+                        for value in (addresses[lane], barriers[lane])
+                    )
+                    watch.copies.fills(warp, lane, place, RESPONSE_BYTES, signalled, i)
             complete = _response(blocks, int(addresses[lane]), int(barriers[lane]), str(warp))
             block.grid.issue(Copy(f"a try_cancel issued by {warp} at PTX line {i.line}", complete))
         block.grid.changes += 1

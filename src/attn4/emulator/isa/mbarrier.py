@@ -89,7 +89,9 @@ def _init(i: Instruction, locate: Any) -> Function:
             offset = address & OFFSET_MASK
             if block.grid.watch is not None:
                 block.grid.watch.mbarrier_made(warp, lanes, address, i)
-            block.mbarriers[offset] = Mbarrier.of(offset, int(count[lanes.argmax()]))
+            block.mbarriers[offset] = Mbarrier.of(
+                offset, int(count[lanes.argmax()]), block.grid.layout.variable(offset)
+            )
         warp.block.grid.changes += 1
 
     return run

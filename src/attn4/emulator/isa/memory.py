@@ -191,12 +191,12 @@ def ld(i: Instruction) -> Function:
         if not scattered:
             lanes = None if mask is warp.everyone else mask
             memory = space(warp, 0)
-            if watch is not None:
+            if watch is not None and not isinstance(memory, LocalView):
                 watch.loads(warp, lanes, memory, addresses, size * count, i)
             return memory.load_words(addresses, size * count, lanes)
         found: Lanes | None = None
         for memory, lanes in _groups(space, warp, mask, addresses):
-            if watch is not None:
+            if watch is not None and not isinstance(memory, LocalView):
                 watch.loads(warp, lanes, memory, addresses, size * count, i)
             part = memory.load_words(addresses, size * count, lanes)
             if found is None or lanes is None:
@@ -259,7 +259,7 @@ def st(i: Instruction) -> Function:
         watch = warp.block.grid.watch
         for memory, lanes in _groups(space, warp, mask, addresses):
             memory.store(addresses, data, size * count, lanes)
-            if watch is not None:
+            if watch is not None and not isinstance(memory, LocalView):
                 watch.stores(warp, lanes, memory, addresses, data, size * count, i)
         warp.block.grid.changes += 1
 

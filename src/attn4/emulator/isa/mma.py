@@ -17,9 +17,11 @@ from attn4.emulator.isa.registry import (
     effect,
     operand_count,
 )
+from attn4.emulator.isa.rounding import canonical
 from attn4.emulator.ptx.module import Instruction, Vector
 from attn4.emulator.units.dot import add_integers, dot
-from attn4.emulator.units.formats import INTEGERS, f32_to_f16
+from attn4.emulator.units.formats import FORMATS, INTEGERS, f32_to_f16
+from attn4.emulator.units.fused import fused_step, on_chip
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -87,20 +89,59 @@ class Product:
         left, right = self.left(a), self.right(b)
         if self.a == "f64":
             return _scattered(left @ right.swapaxes(1, 2) + _gathered(c.view(np.float64)))
+        if on_chip() and self.d != "s32":
+            return self._fused(left, right, c)
         product = np.stack([dot(x, self.a, y, self.b) for x, y in zip(left, right, strict=True)])
         if self.d == "s32":
             total = add_integers(_gathered(c.view(np.int32)), product, saturate=self.saturate)
             return _scattered(total).view(np.uint32)
-        if self.c == "f16":
-            pairs = np.ascontiguousarray(c).view(np.float16).reshape(len(c), -1, 2)
-            addend = _gathered(np.ascontiguousarray(pairs.transpose(0, 2, 1)).reshape(2 * len(c), -1))
-        else:
-            addend = _gathered(c.view(np.float32))
-        result = _scattered(addend.astype(np.float32) + product)
-        if self.d == "f32":
-            return result.view(np.uint32)
-        halves = f32_to_f16(result).reshape(len(result) // 2, 2, -1).transpose(0, 2, 1)
-        return np.ascontiguousarray(halves).view(np.uint32).reshape(len(result) // 2, -1)
+        result = _scattered(self._addend(c).astype(np.float32) + product)
+        return result.view(np.uint32) if self.d == "f32" else _paired(f32_to_f16(result))
+
+    def _addend(self, c: Lanes) -> Lanes:
+        """C, (warps, M, N), float16 or float32."""
+        if self.c == "f32":
+            return _gathered(c.view(np.float32))
+        pairs = np.ascontiguousarray(c).view(np.float16).reshape(len(c), -1, 2)
+        return _gathered(np.ascontiguousarray(pairs.transpose(0, 2, 1)).reshape(2 * len(c), -1))
+
+    def _fused(self, left: Lanes, right: Lanes, c: Lanes) -> Lanes:
+        """The sum as an H200 makes it; see `units.fused`."""
+        addend = self._addend(c)
+        step = _eight_bit_step if self.a in ("e4m3", "e5m2") else fused_step
+        bits = np.stack(
+            [
+                step(x, self.a, y, self.b, z, self.d, negate=False)
+                for x, y, z in zip(left, right, addend, strict=True)
+            ]
+        )
+        return _scattered(bits) if self.d == "f32" else _paired(_scattered(bits))
+
+
+def _eight_bit_step(
+    a: Lanes, a_format: str, b: Lanes, b_format: str, addend: Lanes, d: str, *, negate: bool
+) -> Lanes:
+    """8-bit operands, which sm_90 makes float16 for two products in turn: of the elements of K whose numbers
+    modulo 4 are 0 or 1, then of the others; C is added to the sum of both.
+    """
+    wide, other = (
+        FORMATS[kind].decode(x).astype(np.float16).view(np.uint16)
+        for x, kind in ((a, a_format), (b, b_format))
+    )
+    first = np.arange(a.shape[1]) % 4 < 2
+    total = None
+    for part in (first, ~first):
+        bits = fused_step(wide[:, part], "f16", other[:, part], "f16", total, "f32", negate=negate)
+        total = bits.view(np.float32)
+    assert total is not None
+    result = canonical((total + addend.astype(np.float32)).reshape(-1)).reshape(total.shape)
+    return result if d == "f32" else f32_to_f16(result.view(np.float32))
+
+
+def _paired(halves: Lanes) -> Lanes:
+    """Registers of two neighbouring columns each, of float16 bits (2 registers, lanes)."""
+    pairs = halves.reshape(len(halves) // 2, 2, -1).transpose(0, 2, 1)
+    return np.ascontiguousarray(pairs).view(np.uint32).reshape(len(halves) // 2, -1)
 
 
 def _registers(kind: str, halves: int) -> int:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attn4.emulator.faults import EmulationError
 from attn4.emulator.isa.control import require_aligned, uniform
 from attn4.emulator.isa.memory import address_operand, displaced, displaced_value
 from attn4.emulator.isa.registry import (
@@ -31,6 +30,7 @@ from attn4.emulator.state.active import active, shared_value
 from attn4.emulator.state.asynchronous import Copy, Step
 from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
 from attn4.emulator.state.tensor_memory import Access, TensorMemoryFault
+from attn4.emulator.units.scaled import BLOCKS, decode_scaled
 from attn4.emulator.units.tcgen05 import Cta, copy_matrix, decode_instruction
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ Lanes = NDArray[Any]
 
 _SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
 _KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
+_SCALED = tuple(f"kind::{kind}" for kind in BLOCKS)
 _COLLECTORS = ("discard", "fill", "use", "lastuse")
 
 
@@ -54,6 +55,8 @@ def _types(i: Instruction) -> tuple[str, ...]:
         return ("u32", "b64") if i.modifiers[0] == "cp" else ("u32",)
     lanes = sum(len(operand.items) for operand in i.operands if isinstance(operand, Vector))
     a = "u32" if isinstance(i.operands[1], Address) else "b64"
+    if "block_scale" in i.modifiers:
+        return ("u32", a, "b64", "b32", "u32", "u32", "pred")
     return ("u32", a, "b64", "b32", *["b32"] * lanes, "pred")
 
 
@@ -308,40 +311,99 @@ def _mma(i: Instruction, modifiers: Modifiers) -> Function:
     enable-input-d is false. Issued by one thread.
     """
     group = _group(modifiers)
-    kind = modifiers.one_of(*_KINDS).removeprefix("kind::")
+    kind = modifiers.one_of(*_KINDS, *_SCALED).removeprefix("kind::")
+    if modifiers.flag("block_scale"):
+        return _scaled_mma(i, modifiers, group, kind)
     for name in _COLLECTORS:
         modifiers.flag(f"collector::a::{name}")
     modifiers.done()
-    operand_count(i, 5, 6)
+    operand_count(i, 5, 6, 7)
+    if kind in BLOCKS:
+        raise UnsupportedInstruction(i, f"kind::{kind} goes with block_scale")
     in_tensor = isinstance(i.operands[1], Address)
     lanes = len(i.operands[4].items) if isinstance(i.operands[4], Vector) else 0
-    if len(i.operands) == 6 and not lanes:
-        raise UnsupportedInstruction(i, "scale-input-d")
+    if lanes not in (0, 4 * group):
+        raise UnsupportedInstruction(i, f"a disable-output-lane vector of {lanes}, not {4 * group} words")
+    shrink = 0
+    if len(i.operands) == 6 + bool(lanes):
+        shrink = immediate(i, i.operands[-1])
+        if kind not in ("f16", "tf32") or not 0 <= shrink <= 15:
+            raise UnsupportedInstruction(i, f"scale-input-d {shrink} with kind::{kind}")
     locate_d = displaced_value(address_operand(i, 0))
     locate_a = displaced_value(address_operand(i, 1)) if in_tensor else int
 
     def run(warp: Warp, mask: Mask, *sources: Lanes) -> None:
         for lane in np.flatnonzero(mask).tolist():
             here = [source.item(lane) for source in sources]
-            if any(here[4 : 4 + lanes]):
-                raise EmulationError("tcgen05.mma with a disable-output-lane mask is not emulated")
             product = decode_instruction(kind, here[3], group)
-            warp.block.grid.tally.add(warp, lane, "products")
-            warp.block.grid.tally.add(warp, lane, "flop", 2 * product.m * product.n * product.k)
-            d, a, b = locate_d(here[0]), locate_a(here[1]), here[2]
+            operands = locate_d(here[0]), locate_a(here[1]), here[2]
             accumulate = here[4 + lanes]
-            ctas = _ctas(warp.block, group)
-            if (watch := warp.block.grid.watch) is not None:
-                form = (product, accumulate, in_tensor)
-                watch.copies.tensor_product(warp, lane, ctas, form, (d, a, b), i)
+            ctas = _account(warp, lane, i, (product, accumulate, in_tensor), operands)
 
             def step(
                 product: Any = product,
                 ctas: list[Cta] = ctas,
-                operands: tuple[int, int, int] = (d, a, b),
+                operands: tuple[int, int, int] = operands,
                 accumulate: bool = accumulate,
+                disabled: tuple[int, ...] = tuple(here[4 : 4 + lanes]),
             ) -> None:
-                product.multiply(ctas, *operands, accumulate=accumulate, a_in_tensor=in_tensor)
+                product.multiply(
+                    ctas,
+                    *operands,
+                    accumulate=accumulate,
+                    a_in_tensor=in_tensor,
+                    shrink=shrink,
+                    disabled=disabled,
+                )
+
+            _issue(warp, lane, step)
+
+    return run
+
+
+def _account(
+    warp: Warp, lane: int, i: Instruction, form: tuple[Any, bool, bool], operands: tuple[int, int, int]
+) -> list[Cta]:
+    """Count a product and tell the watch of it; the CTAs that take part."""
+    product, _, _ = form
+    tally = warp.block.grid.tally
+    tally.add(warp, lane, "products")
+    tally.add(warp, lane, "flop", 2 * product.m * product.n * product.k)
+    ctas = _ctas(warp.block, product.ctas)
+    if (watch := warp.block.grid.watch) is not None:
+        watch.copies.tensor_product(warp, lane, ctas, form, operands, i)
+    return ctas
+
+
+def _scaled_mma(i: Instruction, modifiers: Modifiers, group: int, kind: str) -> Function:
+    """PTX tcgen05.mma.block_scale: A and B are scaled, block by block, before they are multiplied."""
+    known = BLOCKS.get(kind)
+    if known is None:
+        raise UnsupportedInstruction(i, f"block_scale does not go with kind::{kind}")
+    blocks = known[modifiers.one_of(*known, default="" if "" in known else None)]
+    for name in _COLLECTORS:
+        modifiers.flag(f"collector::a::{name}")
+    modifiers.done()
+    operand_count(i, 7)
+    in_tensor = isinstance(i.operands[1], Address)
+    locate = {n: displaced_value(address_operand(i, n)) for n in (0, 4, 5)}
+    locate_a = displaced_value(address_operand(i, 1)) if in_tensor else int
+
+    def run(warp: Warp, mask: Mask, *sources: Lanes) -> None:
+        for lane in np.flatnonzero(mask).tolist():
+            here = [source.item(lane) for source in sources]
+            product = decode_scaled(kind, blocks, here[3], group)
+            operands = locate[0](here[0]), locate_a(here[1]), here[2]
+            ctas = _account(warp, lane, i, (product, here[6], in_tensor), operands)
+
+            def step(
+                product: Any = product,
+                ctas: list[Cta] = ctas,
+                operands: tuple[int, int, int] = operands,
+                scales: tuple[int, int] = (locate[4](here[4]), locate[5](here[5])),
+                accumulate: bool = here[6],
+            ) -> None:
+                product.multiply_scaled(ctas, operands, scales, accumulate=accumulate, a_in_tensor=in_tensor)
 
             _issue(warp, lane, step)
 
@@ -405,14 +467,16 @@ def _track(warp: Warp, lane: int, targets: list[int], i: Instruction) -> None:
     queue = _queue(warp, lane)
     covered = queue.done + len(queue.steps)
     watch = warp.block.grid.watch
-    issued = 0 if watch is None else watch.tensor.pipeline(warp, lane).issued
+    signal = None if watch is None else watch.tensor.commits(warp, lane)
+    if watch is not None:
+        watch.tensor.promised(warp, lane, targets)
 
     def complete() -> None:
         # An earlier commit of the thread may have run some of them; they stand at the front in order.
         _run(warp, queue, max(covered - queue.done, 0))
         for address in targets:
-            if watch is not None:
-                watch.tensor.committed(warp, lane, address, issued)
+            if signal is not None:
+                signal(address)
             if warp.block.mbarrier(address).arrive(1, f"a tcgen05.commit of {warp}"):
                 warp.block.wake()
 

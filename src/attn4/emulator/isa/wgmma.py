@@ -23,7 +23,7 @@ from attn4.emulator.isa.registry import (
 )
 from attn4.emulator.ptx.module import Instruction, Vector
 from attn4.emulator.state.asynchronous import Products
-from attn4.emulator.units.wgmma import THREADS, Product
+from attn4.emulator.units.wgmma import THREADS, Product, fragment_of, matrix_of
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
@@ -133,11 +133,92 @@ class MultiplyAccumulate:
             compute()
         return rows
 
+    def rows(self, warp: Warp, mask: Mask, registers: Lanes, *step: Lanes) -> None:
+        """Issue one product into the rows of ``registers``, (registers, lanes), which show poison meanwhile.
+
+        ``step``: A, B, scale-d and the flags; registers of A are read now.
+        """
+        require_aligned(warp, mask, "wgmma.mma_async")
+        product = self._product
+        a, b, scale_d = self._operands(step, mask)
+        left = a if isinstance(a, int) else tuple(register.copy() for register in a)
+        queue = _products(warp)
+        late = mask is warp.everyone and not warp.block.grid.schedule.product_at_once()
+        if not late:
+            queue.flush()
+            np.copyto(registers, _multiply(warp, product, left, b, registers, scale_d), where=mask)
+            return
+        flying: dict[int, _Accumulators] = warp.state.setdefault("wgmma in flight", {})
+        held = flying.get(id(registers))
+        if held is None:
+            held = flying[id(registers)] = _Accumulators(registers)
+        held.issue()
+        accumulators = held
+
+        def compute() -> None:
+            accumulators.add(warp, product, left, b, scale_d)
+
+        queue.open.append(compute)
+
     def _operands(self, step: tuple[Lanes, ...], mask: Mask) -> tuple[int | tuple[Lanes, ...], int, bool]:
         """A (a descriptor or registers), the descriptor of B, and scale-d."""
         width = self._product.a_registers if self._in_registers else 1
         a = step[:width] if self._in_registers else uniform(step[0], mask)
         return a, uniform(step[width], mask), bool(uniform(step[width + 1], mask))
+
+
+class _Accumulators:
+    """Registers of D, (registers, lanes), while products into them are in flight.
+
+    Their contents are kept apart, as a fragment or, of float32, as a matrix, until the last one is complete.
+    """
+
+    __slots__ = ("_fragment", "_matrix", "_pending", "_registers")
+
+    def __init__(self, registers: Lanes) -> None:
+        self._registers = registers
+        self._pending = 0
+        self._fragment: Lanes | None = None
+        self._matrix: Lanes | None = None
+
+    def issue(self) -> None:
+        """One more product is in flight."""
+        if not self._pending:
+            self._fragment, self._matrix = self._registers.copy(), None
+            self._registers.fill(_POISON)
+        self._pending += 1
+
+    def add(self, warp: Warp, product: Product, a: Any, b: int, scale_d: bool) -> None:
+        """Compute one product."""
+        if not self._as_matrix(warp, product, a, b, scale_d):
+            if self._fragment is None and self._matrix is not None:
+                self._fragment, self._matrix = fragment_of(self._matrix).view(np.uint32), None
+            assert self._fragment is not None
+            self._fragment = _multiply(warp, product, a, b, self._fragment, scale_d)
+        self._pending -= 1
+        if not self._pending:
+            if self._matrix is not None:
+                fragment_of(self._matrix, self._registers.view(np.float32))
+            else:
+                self._registers[:] = self._fragment
+
+    def _as_matrix(self, warp: Warp, product: Product, a: Any, b: int, scale_d: bool) -> bool:
+        if warp.lanes != THREADS or not product.in_one_call:
+            return False
+        if self._matrix is None:
+            assert self._fragment is not None
+            matrix = matrix_of(self._fragment.view(np.float32)) if scale_d else _empty(product)
+        else:
+            matrix = self._matrix
+        left = a if isinstance(a, int) else np.stack(a)
+        if not product.add_to(warp.block.shared, left, b, matrix, scale_d):
+            return False
+        self._fragment, self._matrix = None, matrix
+        return True
+
+
+def _empty(product: Product) -> Lanes:
+    return np.empty((64, product.n), np.float32)
 
 
 def _remember(warp: Warp, old: tuple[Lanes, ...], result: Lanes, rows: list[Lanes]) -> Lanes | None:

@@ -9,7 +9,6 @@ from attn4.emulator.launch.device import device_attributes
 from attn4.emulator.launch.driver import IN_PROCESS, Emulation, Modules, emulated_device, emulation
 from attn4.emulator.launch.errors import LaunchError, ShimError
 from attn4.emulator.launch.host import HostCode, load_host_code
-from attn4.emulator.launch.jit import jit_runtime
 from attn4.emulator.launch.record import Allocation, Launch, Run
 
 __all__ = [
@@ -25,6 +24,5 @@ __all__ = [
     "device_attributes",
     "emulated_device",
     "emulation",
-    "jit_runtime",
     "load_host_code",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -89,7 +89,8 @@ class Emulation:
     cudaDeviceAttr. ``chip`` is there if Python code, too, is to find a device (`attn4.emulator.device`).
     ``recording`` takes launches that are to run later. ``memory`` holds what host code has allocated, by
     address; ``lent`` what the program has, by address,
-    size and owner, each with a question whether it is still there.
+    size and owner, each with a question whether it is still there. ``roles`` names warps for reports: by
+    kernel, the warps of each role.
     """
 
     run: Run
@@ -98,6 +99,7 @@ class Emulation:
     recording: list[Launch] | None = None
     memory: dict[int, Allocation] = field(default_factory=dict)
     lent: dict[tuple[int, int, int], tuple[Allocation, Callable[[], bool]]] = field(default_factory=dict)
+    roles: dict[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
     is_open: bool = True
 
     def submit(self, launch: Launch) -> None:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib.abc
 import importlib.util
+import math
 import sys
 import tempfile
 import weakref
@@ -41,9 +42,25 @@ PROVIDER = "cutlass.cutlass_dsl.tvm_ffi_provider"
 
 
 def patches() -> Iterable[Patch]:
-    """What is patched of the DSL, once a program has imported it."""
-    if _loaded(PACKAGE) is None:
-        return
+    """What is patched of the DSL, once a program has imported it. Raises LaunchError for a DSL that is laid
+    out in another way.
+    """
+    package = _loaded(PACKAGE)
+    if package is None:
+        return ()
+    try:
+        found = tuple(_patches())
+        for patch in found:
+            getattr(patch.owner, patch.name)
+    except (KeyError, AttributeError) as error:
+        version = getattr(package, "__version__", "of an unknown version")
+        raise LaunchError(
+            f"CuTe DSL {version} is not laid out as the emulator, written for 4.8, expects it: {error}."
+        ) from error
+    return found
+
+
+def _patches() -> Iterator[Patch]:
     environment = sys.modules["cutlass.base_dsl.env_manager"].EnvironmentVarManager
     compiler = sys.modules["cutlass.base_dsl.compiler"]
     executors = sys.modules["cutlass.base_dsl.jit_executor"]
@@ -57,6 +74,9 @@ def patches() -> Iterable[Patch]:
     yield Patch(executors.JitCompiledFunction, "run_compiled_program", _run)
     yield Patch(sys.modules["cutlass.cute.runtime"]._Tensor, "__init__", _describe)
     yield Patch(sys.modules["cutlass.utils.hardware_info"].HardwareInfo, "get_max_active_clusters", _clusters)
+    for name in ("cutlass.testing", "cutlass.cute.testing"):
+        if _loaded(name) is not None:
+            yield Patch(sys.modules[name], "benchmark", _no_time)
     provider = _loaded(PROVIDER)
     if provider is not None:
         yield Patch(provider.TVMFFIJitCompiledFunctionBase, "_create_tvm_ffi_function", _link_own)
@@ -254,10 +274,22 @@ def _run(original: Callable[..., Any]) -> Callable[..., Any]:
         device = emulated_device()
         if device is None:
             return original(function, *arguments, **named)
+        _require_code(function)
         with calling(Call(device, IN_PROCESS, device.attributes, device.allocations())):
             return original(function, *arguments, **named)
 
     return run
+
+
+def _require_code(function: Any) -> None:
+    """Raise LaunchError for a function that has no host code, as the DSL makes it for the machine's own
+    architecture only.
+    """
+    if getattr(function, "engine", function) is None:
+        raise LaunchError(
+            f"{function.function_name} was not compiled for {emulated_chip().arch}, emulated here: compile "
+            "it for that, or open a device of its own."
+        )
 
 
 def _call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -267,11 +299,7 @@ def _call(original: Callable[..., Any]) -> Callable[..., Any]:
         device = emulated_device()
         if device is None:
             return original(function, *arguments, **named)
-        if getattr(function, "engine", None) is None:
-            raise LaunchError(
-                f"{function.function_name} was not compiled for {emulated_chip().arch}, emulated here: "
-                "compile it for that, or open a device of its own."
-            )
+        _require_code(function)
         lent = Lent()
         given = [lent.replace(argument, n) for n, argument in enumerate(arguments)]
         options = {name: lent.replace(value, len(given)) for name, value in named.items()}
@@ -334,6 +362,15 @@ def _describe(original: Callable[..., None]) -> Callable[..., None]:
 def _lend(device: Emulation, owner: Any, allocation: Allocation) -> None:
     reference = weakref.ref(owner)
     device.lend(allocation, lambda: reference() is not None, id(owner))
+
+
+def _no_time(original: Callable[..., float]) -> Callable[..., float]:
+    """cute.testing.benchmark: launches take no time that would mean anything, so that none are made."""
+
+    def benchmark(*arguments: Any, **named: Any) -> float:
+        return original(*arguments, **named) if emulated_device() is None else math.nan
+
+    return benchmark
 
 
 def _clusters(original: Callable[..., int]) -> Callable[..., int]:

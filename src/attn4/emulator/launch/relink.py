@@ -1,7 +1,7 @@
 """A copy of a shared object that asks the emulator for what it would ask the CUDA runtime for.
 
-The names of its undefined symbols are changed in place, to names of the same length that only the private
-build of the shim defines. Whatever else the process has loaded, before or after, the copy binds to the shim
+The names of its undefined symbols are changed in place, to names of the same length that only the shim
+defines. Whatever else the process has loaded, before or after, the copy binds to the shim
 and nothing but the copy does: neither the order of loading nor the linker's scopes decide it. The file
 itself, and a copy of it that is loaded for a GPU, stay as they are.
 """
@@ -29,7 +29,7 @@ class _Symbol(NamedTuple):
 
 
 def private_name(symbol: str) -> str:
-    """What ``symbol`` of the CUDA runtime is called in the private build; as long as it was."""
+    """What ``symbol`` of the CUDA runtime is called in the shim; as long as it was."""
     return _PRIVATE + symbol[len(_PRIVATE) :]
 
 

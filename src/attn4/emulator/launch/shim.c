@@ -4,8 +4,7 @@
    to the table of functions that Python installs. Every call completes before it returns, so that streams and
    events have nothing to do, and device memory is host memory.
 
-   Built twice (shim.py): with these names for code that is compiled in the process, and with every name changed
-   to one that nothing else on the machine asks for, for artefacts. */
+   It is built with every name changed to one that nothing else on the machine asks for (shim.py). */
 
 #include <stddef.h>
 #include <stdint.h>

@@ -91,29 +91,22 @@ class Shim:
 
 @functools.cache
 def private_shim() -> Shim:
-    """The shim that relinked artefacts bind to. The whole process sees its names; no one else asks for them.
+    """The shim, under names that the whole process sees and that only host code of the emulator asks for.
 
     Raises ShimError.
     """
-    return _loaded(build(private=True), ctypes.RTLD_GLOBAL)
+    path = build()
+    try:
+        return Shim(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL), path)
+    except (OSError, AttributeError) as error:
+        raise ShimError(f"{path} does not load: {error}. Remove it, so that it is built again.") from error
 
 
-@functools.cache
-def public_shim() -> Shim:
-    """The shim under the runtime's own names, for those who are given its ``path`` (``CUTE_DSL_LIBS``).
-
-    Raises ShimError.
-    """
-    return _loaded(build(private=False), ctypes.RTLD_LOCAL)
-
-
-def build(*, private: bool, folder: Path | None = None) -> Path:
+def build(folder: Path | None = None) -> Path:
     """The shared object, compiled into ``folder`` (the user's cache) unless it is there. Raises ShimError."""
-    renamed = tuple(f"-D{name}={private_name(name)}" for name in sorted(SYMBOLS)) if private else ()
-    arguments = (*_FLAGS, *renamed)
+    arguments = (*_FLAGS, *(f"-D{name}={private_name(name)}" for name in sorted(SYMBOLS)))
     content = "\0".join((SOURCE.read_text(encoding="utf-8"), *arguments)).encode()
-    name = f"shim-{'private' if private else 'public'}-{hashlib.sha256(content).hexdigest()[:16]}.so"
-    target = (folder or _cache_folder()) / name
+    target = (folder or _cache_folder()) / f"shim-{hashlib.sha256(content).hexdigest()[:16]}.so"
     if not target.is_file():
         _compile(arguments, target)
     return target
@@ -138,13 +131,6 @@ def _compile(arguments: tuple[str, ...], target: Path) -> None:
         if result.returncode != 0:
             raise ShimError(f"{' '.join(command)} failed ({result.returncode}): {result.stderr.strip()}")
         made.replace(target)
-
-
-def _loaded(path: Path, mode: int) -> Shim:
-    try:
-        return Shim(ctypes.CDLL(str(path), mode=mode), path)
-    except (OSError, AttributeError) as error:
-        raise ShimError(f"{path} does not load: {error}. Remove it, so that it is built again.") from error
 
 
 @functools.cache

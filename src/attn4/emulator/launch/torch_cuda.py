@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,6 +16,7 @@ from attn4.emulator.launch.driver import Emulation, emulated_chip, emulated_devi
 from attn4.emulator.launch.errors import LaunchError
 from attn4.emulator.launch.patches import Patch
 from attn4.emulator.launch.record import Allocation
+from attn4.emulator.launch.torch_device import names_cuda
 from attn4.emulator.launch.torch_graph import Capture, Graph
 
 
@@ -81,8 +83,8 @@ class Event:
         """Nothing to wait for."""
 
     def elapsed_time(self, _end: Any) -> float:
-        """Raises LaunchError: an emulated launch has no duration."""
-        raise LaunchError("The time between two events was asked for: an emulated device has no clock time.")
+        """NaN: an emulated launch has no duration."""
+        return math.nan
 
 
 class _Selected:
@@ -141,7 +143,12 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "synchronize": lambda *_, **__: None,
     "empty_cache": lambda: None,
     "mem_get_info": lambda *_, **__: (emulated_chip().memory_bytes,) * 2,
+    "reset_peak_memory_stats": lambda *_, **__: None,
     "is_current_stream_capturing": lambda: False,
+    "manual_seed": torch.default_generator.manual_seed,
+    "manual_seed_all": lambda *_, **__: None,
+    "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+    "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
 }
 
 _CLASSES: dict[str, type] = {
@@ -157,6 +164,9 @@ def patches() -> Iterable[Patch]:
     """torch.cuda, and of tensors ``is_cuda``, ``data_ptr`` and ``record_stream``."""
     for name, answer in _ANSWERS.items():
         yield Patch(torch.cuda, name, partial(_either, answer))
+    for name in ("range_push", "range_pop", "mark"):
+        yield Patch(torch.cuda.nvtx, name, partial(_either, lambda *_, **__: None))
+    yield Patch(torch, "set_default_device", _default_device)
     for name, ours in _CLASSES.items():
         yield Patch(torch.cuda, name, partial(_either_class, ours))
     yield Patch(torch.Tensor, "is_cuda", _is_cuda)
@@ -185,6 +195,13 @@ def _either_class(ours: type, original: Any) -> type:
 
     made: type = Either(original.__name__, (original,), {"__doc__": original.__doc__})
     return made
+
+
+def _default_device(original: Any) -> Callable[[Any], None]:
+    def choose(device: Any) -> None:
+        original("cpu" if emulated_device() is not None and names_cuda(device) else device)
+
+    return choose
 
 
 def _is_cuda(original: Any) -> property:

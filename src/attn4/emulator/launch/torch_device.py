@@ -27,17 +27,17 @@ class CudaOnCpu(TorchFunctionMode):
     ) -> Any:
         """The call with its device changed, if it names one."""
         given = dict(options or {})
-        if _is_cuda(given.get("device")) and not _faking():
+        if names_cuda(given.get("device")) and not _faking():
             given["device"] = _CPU
         if function is torch.Tensor.cuda and not _faking():
             return arguments[0]
-        if function is torch.Tensor.to and len(arguments) > 1 and _is_cuda(arguments[1]) and not _faking():
+        if function is torch.Tensor.to and len(arguments) > 1 and names_cuda(arguments[1]) and not _faking():
             arguments = (arguments[0], _CPU, *arguments[2:])
         return function(*arguments, **given)
 
 
-def _is_cuda(device: Any) -> bool:
-    """Raises LaunchError for another device than number 0."""
+def names_cuda(device: Any) -> bool:
+    """Whether a device, given as torch takes it, is CUDA's. Raises LaunchError for another than number 0."""
     if isinstance(device, str) and device.startswith("cuda"):
         device = torch.device(device)
     if not isinstance(device, torch.device) or device.type != "cuda":

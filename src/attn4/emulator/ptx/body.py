@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from attn4.emulator.ptx import declarations
 from attn4.emulator.ptx.errors import PtxError, UnsupportedError
+from attn4.emulator.ptx.functions import SYSTEM, Call, Function, Parameter, call
 from attn4.emulator.ptx.graph import basic_blocks
-from attn4.emulator.ptx.module import Instruction, Kernel, Label, Launch, Param, SourceLocation, Variable
+from attn4.emulator.ptx.module import (
+    Address,
+    Instruction,
+    Kernel,
+    Label,
+    Launch,
+    Param,
+    SourceLocation,
+    Symbol,
+    Variable,
+)
 from attn4.emulator.ptx.operands import instruction
 from attn4.emulator.ptx.scan import IDENTIFIER, STATEMENT, Source, split
 from attn4.emulator.ptx.scope import Names, Scope
@@ -32,6 +43,9 @@ _LOC = re.compile(
 )
 _LIST = re.compile(r"\.branchtargets\s(?P<names>.*)", re.DOTALL)
 _DIRECTIVE = re.compile(r"(?:\.(?:extern|visible|weak|common)\s+)*\.(\w+)", re.ASCII)
+_RETURN = re.compile(rf"(?P<guard>@\s*!?\s*{IDENTIFIER}\s+)?ret(?:\.uni)?", re.ASCII)
+_IS_CALL = re.compile(rf"(?:@\s*!?\s*{IDENTIFIER}\s+)?call\b", re.ASCII)
+_RETURN_LABEL = "$return"
 _VARIABLES = ("shared", "local", "global", "const", "param")
 
 
@@ -52,6 +66,18 @@ class _Statement(NamedTuple):
     loc: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Inside:
+    """Where statements are read: in the function of this name; "" outside of functions."""
+
+    function: str = ""
+    outer: _Inside | None = None
+
+    def calls(self, name: str) -> bool:
+        """Whether the function of that name is being read."""
+        return self.function == name or (self.outer is not None and self.outer.calls(name))
+
+
 class _List(NamedTuple):
     """A ``.branchtargets`` statement: the labels named in ``text``."""
 
@@ -62,14 +88,19 @@ class _List(NamedTuple):
 
 @dataclass(slots=True)
 class Body:
-    """An entry cut into statements; ``outside`` are the variables that the module declares before it."""
+    """An entry cut into statements; ``outside`` are the variables that the module declares before it.
+
+    ``passed`` are the variables that hold the parameters of calls.
+    """
 
     entry: Entry
     outside: tuple[Variable, ...]
+    functions: Mapping[str, Function] = field(default_factory=dict)
     items: list[_Statement | Label] = field(default_factory=list)
     names: Names = field(default_factory=Names)
     variables: list[Variable] = field(default_factory=list)
     lists: dict[str, _List] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
     root: Scope = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,14 +112,22 @@ class Body:
 
     def cut(self, source: Source, position: int) -> int:
         """Read statements from behind the opening brace to the one that closes it; the position behind it."""
-        scope = Scope(self.names, self.root)
+        return self._cut(source, position, Scope(self.names, self.root), _Inside())
+
+    def _cut(self, source: Source, position: int, scope: Scope, inside: _Inside) -> int:
         top = scope
         loc: tuple[int, ...] = ()
         for match in _matches(source, position):
             kind = match.lastgroup
             line = source.line(match.start(kind or 0))
             if kind == "statement":
-                self._statement(_Statement(match[kind].rstrip(), line, scope, loc))
+                found = _Statement(match[kind].rstrip(), line, scope, loc)
+                if "call" in found.text and _IS_CALL.match(found.text):
+                    self._call(source, found, inside)
+                elif inside.function and (back := _RETURN.fullmatch(found.text)):
+                    self.items.append(found._replace(text=f"{back['guard'] or ''}bra {_RETURN_LABEL}"))
+                else:
+                    self._statement(found)
             elif kind == "loc":
                 loc = _location(match[kind], line)
             elif kind == "label":
@@ -123,10 +162,76 @@ class Body:
 
     def _variables(self, text: str, line: int, scope: Scope) -> None:
         for variable in declarations.variables(text, line):
-            if variable.space not in ("shared", "local"):
+            if variable.space not in ("shared", "local", "param"):
                 raise UnsupportedError(f"a .{variable.space} variable in the body of an entry", line)
             symbol = scope.declare_variable(variable.name, line)
+            if variable.space == "param":
+                self.passed.add(symbol.name)
+                variable = replace(variable, space="local")
             self.variables.append(declarations.renamed(variable, symbol.name))
+
+    def _call(self, source: Source, found: _Statement, inside: _Inside) -> None:
+        """Put the body of a function in the place of its call, or leave a call of a system function."""
+        made = call(found.text, found.line)
+        function = self.functions.get(made.name)
+        if function is None:
+            raise PtxError(f"the function {made.name[:80]} is not declared", found.line)
+        if function.body is None:
+            self._system_call(made, found)
+            return
+        if inside.calls(made.name):
+            raise UnsupportedError(f"the function {made.name[:80]} calls itself", found.line)
+        given = (len(made.results), len(made.arguments))
+        if given != (len(function.results), len(function.params)):
+            raise PtxError(f"a call of {made.name[:80]} with {given} results and arguments", found.line)
+        scope = Scope(self.names, self.root)
+        skip = found.scope.declare_label(f"$skip{len(self.items)}", found.line)
+        if made.guard:
+            opposite = made.guard[1:] if made.guard[0] == "!" else f"!{made.guard}"
+            self.items.append(found._replace(text=f"@{opposite} bra $skip{len(self.items)}"))
+        for parameter, argument in zip(function.params, made.arguments, strict=True):
+            self._pass(parameter, argument, found, scope)
+        for parameter, result in zip(function.results, made.results, strict=True):
+            self._pass(parameter, result, found, scope, back=True)
+        end = scope.declare_label(_RETURN_LABEL, found.line)
+        self._cut(source, function.body, Scope(self.names, scope), _Inside(function.name, inside))
+        self.items.append(end)
+        for parameter in function.results:
+            if parameter.register:
+                hidden = f"$to_{parameter.name.lstrip('%')}"
+                self.items.append(self._moved(parameter, hidden, parameter.name, found, scope))
+        self.items.append(skip)
+
+    def _pass(
+        self, parameter: Parameter, given: str, found: _Statement, scope: Scope, *, back: bool = False
+    ) -> None:
+        """Let a parameter stand for what was passed: a variable itself, or a register of its own."""
+        record = found.scope.find(given)
+        if not parameter.register:
+            if not isinstance(record, Symbol):
+                raise PtxError(f"{given[:80]} is passed where a .param variable belongs", found.line)
+            scope.alias(parameter.name, record, found.line)
+            return
+        scope.declare_registers(f".reg .{parameter.type} {parameter.name}", found.line)
+        hidden = f"${'to' if back else 'from'}_{parameter.name.lstrip('%')}"
+        if record is not None:
+            scope.alias(hidden, record, found.line)
+        if not back:
+            source = hidden if record is not None else given
+            self.items.append(self._moved(parameter, parameter.name, source, found, scope))
+
+    def _moved(
+        self, parameter: Parameter, target: str, source: str, found: _Statement, scope: Scope
+    ) -> _Statement:
+        return found._replace(text=f"mov.{parameter.type} {target}, {source}", scope=scope)
+
+    def _system_call(self, made: Call, found: _Statement) -> None:
+        """``call.name [result], [argument], ...``, with a guard."""
+        if made.name not in SYSTEM:
+            raise UnsupportedError(f"a call of {made.name[:80]}, which is not in the module", found.line)
+        guard = f"@{made.guard} " if made.guard else ""
+        names = ", ".join(f"[{name}]" for name in (*made.results, *made.arguments))
+        self.items.append(found._replace(text=f"{guard}call.{made.name} {names}"))
 
     def _list(self, found: _Statement) -> None:
         match = _LIST.fullmatch(found.text)
@@ -134,6 +239,18 @@ class Body:
         if match is None or not isinstance(label, Label):
             raise PtxError("a list of labels without a name", found.line)
         self.lists[label.name] = _List(match["names"], found.line, found.scope)
+
+    def _of_passed(self, i: Instruction) -> Instruction:
+        """An access to a parameter of a call is one to the local variable that holds it."""
+        if i.opcode not in ("ld", "st") or "param" not in i.modifiers:
+            return i
+        for operand in i.operands:
+            if isinstance(operand, Address) and isinstance(operand.base, Symbol):
+                if operand.base.name not in self.passed:
+                    return i
+                modifiers = tuple("local" if name == "param" else name for name in i.modifiers)
+                return replace(i, modifiers=modifiers)
+        return i
 
     def kernel(self, files: dict[int, str]) -> Kernel:
         """The finished record, with the source ``files`` of the module by their numbers."""
@@ -144,7 +261,8 @@ class Body:
                 items.append(item)
             else:
                 text, line, scope, loc = item
-                items.append(instruction(text, scope, line, where(loc, line) if loc else None))
+                made = instruction(text, scope, line, where(loc, line) if loc else None)
+                items.append(self._of_passed(made) if self.passed else made)
         targets = {name: _labels(found) for name, found in self.lists.items()}
         blocks, labels = basic_blocks(items, targets)
         used = [variable for variable in self.outside if variable.name in self.names.symbols]

@@ -40,7 +40,7 @@ _SUM = re.compile(
 _TERM = re.compile(r"([+-])\s*(-?)\s*(\w+)", re.ASCII)
 _WARP_SIZE = Immediate(32, "s64")
 _SINK = Sink()
-_UNSUPPORTED = frozenset(("call", "alloca", "stacksave", "stackrestore"))
+_UNSUPPORTED = frozenset(("alloca", "stacksave", "stackrestore"))
 
 
 def instruction(text: str, scope: Scope, line: int, source: SourceLocation | None) -> Instruction:

@@ -7,6 +7,7 @@ import re
 from attn4.emulator.ptx import declarations
 from attn4.emulator.ptx.body import Body, Entry
 from attn4.emulator.ptx.errors import PtxError, UnsupportedError
+from attn4.emulator.ptx.functions import HEAD, Function, parameters
 from attn4.emulator.ptx.module import Module, Variable
 from attn4.emulator.ptx.scan import IDENTIFIER, STATEMENT, Source
 
@@ -17,7 +18,7 @@ _NEXT = re.compile(
     | \.file\b(?P<file>[^\n]*)
     | (?P<section>\.section\b[^{{\n]*\{{?)
     | {_LINKAGE}\.entry\s+(?P<entry>{IDENTIFIER})\s*
-    | (?P<function>{_LINKAGE}\.(?:func|alias)\b)
+    | {_LINKAGE}\.(?P<function>(?:func|alias)\b)
     | (?P<statement>{STATEMENT});
     )""",
     re.VERBOSE | re.ASCII,
@@ -31,13 +32,14 @@ _FILE = re.compile(r'\s*(\d{1,9})\s*"([^"]*)"(?:\s*,\s*\d+)*\s*', re.ASCII)
 _VERSION = re.compile(r"version\s+(\d{1,4})\.(\d{1,4})\s*", re.ASCII)
 _TARGET = re.compile(r"target\s+(\w+)(?:\s*,\s*\w+)*\s*", re.ASCII)
 _BRACES = re.compile(r"[{}]")
+_FUNCTION = re.compile(r"\.func\b", re.ASCII)
 
 
 def parse(text: str) -> Module:
     """The module that ``text`` holds; ``PtxError`` with a line if it is not PTX or uses undeclared names.
 
-    ``UnsupportedError``, one of these, if it has functions, calls or anything else that the records cannot
-    say.
+    ``UnsupportedError``, one of these, if it has anything that the records cannot say. Functions are put in
+    the place of their calls.
     """
     return _Reader(text).module()
 
@@ -51,10 +53,15 @@ class _Reader:
         self._variables: list[Variable] = []
         self._bodies: list[Body] = []
         self._names: set[str] = set()
+        self._functions: dict[str, Function] = {}
 
     def module(self) -> Module:
         source = self._source
         position, end = 0, len(source.text.rstrip())
+        for found in _FUNCTION.finditer(source.text):
+            function = self._function(found.end(), source.line(found.start()))
+            if function.body is not None or function.name not in self._functions:
+                self._functions[function.name] = function
         while position < end:
             match = _NEXT.match(source.text, position)
             if match is None:
@@ -82,7 +89,9 @@ class _Reader:
         elif kind == "file":
             self._file(match[kind], line)
         elif kind == "function":
-            raise UnsupportedError("a module with functions", line)
+            if match[kind] == "alias":
+                raise UnsupportedError("an .alias of a function", line)
+            return self._behind(match.end(), line)
         else:
             self._statement(match[kind].rstrip(), line)
         return match.end()
@@ -97,9 +106,30 @@ class _Reader:
         if head["end"] == ";":
             return head.end()
         self._declare(name, line)
-        body = Body(Entry(name, params, launch, line), tuple(self._variables))
+        body = Body(Entry(name, params, launch, line), tuple(self._variables), self._functions)
         self._bodies.append(body)
         return body.cut(self._source, head.end())
+
+    def _function(self, position: int, line: int) -> Function:
+        """The function whose declaration goes on at ``position``."""
+        head = HEAD.match(self._source.text, position)
+        if head is None:
+            raise PtxError("a function without a name or an end", line)
+        results, params = (parameters(head[part], line) for part in ("results", "params"))
+        return Function(head["name"], results, params, head.end() if head["end"] == "{" else None, line)
+
+    def _behind(self, position: int, line: int) -> int:
+        """The position behind a function whose declaration goes on at ``position``."""
+        head = HEAD.match(self._source.text, position)
+        assert head is not None
+        position, depth = head.end(), int(head["end"] == "{")
+        while depth:
+            brace = _BRACES.search(self._source.text, position)
+            if brace is None:
+                raise PtxError(f"the body of {head['name'][:80]} does not end", line)
+            depth += 1 if brace.group() == "{" else -1
+            position = brace.end()
+        return position
 
     def _section(self, match: re.Match[str], line: int) -> int:
         depth = match["section"].count("{")

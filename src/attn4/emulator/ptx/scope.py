@@ -96,6 +96,10 @@ class Scope:
         self._declare(name, symbol, line)
         return symbol
 
+    def alias(self, name: str, record: Named, line: int) -> None:
+        """Let ``name`` stand here for what is declared elsewhere."""
+        self._declare(name, record, line)
+
     def find(self, name: str) -> Named | None:
         """The record that ``name`` stands for here; None if nothing around declares it."""
         scope: Scope | None = self

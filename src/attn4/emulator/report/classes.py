@@ -62,7 +62,9 @@ CLASSES: Final[dict[str, str]] = {
     "barrier waits": "mbarrier waits that ended",
     "barrier arrivals": "mbarrier arrivals",
     "named barriers": "bar, barrier",
-    "fences": "fence, membar",
+    "group waits": "waits for copies or products by their order: wait_group, tcgen05.wait",
+    "commits": "what closes a group, or lets a barrier follow one",
+    "fences": "fence, membar, those of wgmma and tcgen05",
     "atomics": "atom, red",
     "branches": "bra, exit and the like",
     "other": "the rest",
@@ -163,12 +165,24 @@ def _mbarrier(i: Instruction) -> Amounts:
     return {"barrier arrivals": 1} if kind.startswith("arrive") else {"other": 1}
 
 
+def _grouping(i: Instruction) -> Amounts:
+    """What orders asynchronous work: PTX's .commit_group, .wait_group, .fence and their like."""
+    for modifier in i.modifiers:
+        if modifier.startswith("wait"):
+            return {"group waits": 1}
+        if modifier.startswith("commit"):
+            return {"commits": 1}
+        if modifier.startswith("fence"):
+            return {"fences": 1}
+    return {"other": 1}
+
+
 def _copy(i: Instruction) -> Amounts:
     """cp: the bytes of bulk copies are counted as they are issued."""
     if i.modifiers[0] == "async" and any(m in ("ca", "cg") for m in i.modifiers):
         size = i.operands[2]
         return {"async copy bytes": getattr(size, "value", 16) * WARP}
-    return {"other": 1}
+    return _grouping(i)
 
 
 def _warpgroup_product(i: Instruction) -> Amounts:
@@ -176,7 +190,7 @@ def _warpgroup_product(i: Instruction) -> Amounts:
     shape = next((m for m in i.modifiers if m.startswith("m64n")), "")
     match = re.fullmatch(r"m64n(\d+)k(\d+)", shape)
     if match is None:
-        return {"other": 1}
+        return _grouping(i)
     return {"products": 0.25, "flop": 2 * _GROUP_ROWS * int(match[1]) * int(match[2])}
 
 
@@ -198,7 +212,7 @@ def _tensor(i: Instruction) -> Amounts:
     if kind == "cp":
         shape = next(filter(None, (re.fullmatch(r"(\d+)x(\d+)b", m) for m in i.modifiers)), None)
         return {"tensor copy bytes": int(shape[1]) * int(shape[2]) // 8} if shape else {"other": 1}
-    return {"other": 1}
+    return _grouping(i)
 
 
 _INTEGER = (

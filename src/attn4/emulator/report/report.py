@@ -93,9 +93,14 @@ class Report:
         return "\n\n".join(map(str, self.kernels)) if self.kernels else "nothing was launched"
 
 
-def report(grids: Sequence[Grid], roles: Roles | None = None) -> Report:
-    """What has run. ``roles`` names warps of a CTA; the others, or all, are grouped by the code they run."""
-    return Report(tuple(_kernel(grid, roles or {}) for grid in grids))
+def report(
+    grids: Sequence[Grid], roles: Roles | None = None, of_kernels: Mapping[str, Roles] | None = None
+) -> Report:
+    """What has run. ``roles`` names warps of a CTA, ``of_kernels`` those of kernels of that name; the others,
+    or all, are grouped by the code they run.
+    """
+    own = of_kernels or {}
+    return Report(tuple(_kernel(grid, own.get(grid.program.kernel.name, roles or {})) for grid in grids))
 
 
 def _kernel(grid: Grid, named: Roles) -> KernelReport:

@@ -47,6 +47,17 @@ class Tally:
         if block.uses_tensor_memory:
             self.peak_tensor_columns = max(self.peak_tensor_columns, block.tensor_memory.peak)
 
+    def merge(self, other: Tally) -> None:
+        """Add the counts of other CTAs of the launch."""
+        for warps, visits in other._visits.items():
+            mine = self._visits.setdefault(warps, [0] * self._segments)
+            mine[:] = [a + b for a, b in zip(mine, visits, strict=True)]
+        for warp, counted in other.amounts.items():
+            known = self.amounts.setdefault(warp, {})
+            for name, amount in counted.items():
+                known[name] = known.get(name, 0) + amount
+        self.peak_tensor_columns = max(self.peak_tensor_columns, other.peak_tensor_columns)
+
     def by_warp(self) -> dict[int, Any]:
         """The visits of each segment by each warp, int64 (segments,)."""
         totals: dict[int, Any] = {}

@@ -71,7 +71,7 @@ def shared_value(values: NDArray[Any], mask: Mask) -> int | None:
     lanes = active(mask)
     if lanes.span is None:
         first = values[lanes.first]
-        return int(first) if (values[mask] == first).all() else None
+        return int.from_bytes(first.tobytes(), "little") if (values[mask] == first).all() else None
     raw = values[lanes.span].tobytes()
     one = raw[: values.itemsize]
     return int.from_bytes(one, "little") if one * lanes.count == raw else None

@@ -23,7 +23,8 @@ class Mbarrier:
     """An mbarrier object (PTX 9.7.13.15), with the whole phase number where hardware keeps one bit of it.
 
     ``address`` is its shared offset, ``expected`` the arrivals a phase takes, ``pending`` those it still
-    lacks, ``transactions`` the bytes announced less the bytes delivered. ``last`` says who arrived last.
+    lacks, ``transactions`` the bytes announced less the bytes delivered. ``last`` says who arrived last,
+    ``name`` which variable of the program it is.
     """
 
     address: int
@@ -32,15 +33,16 @@ class Mbarrier:
     transactions: int = 0
     phase: int = 0
     last: object = "nobody"
+    name: str = ""
 
     @classmethod
-    def of(cls, address: int, count: int) -> Mbarrier:
+    def of(cls, address: int, count: int, name: str = "") -> Mbarrier:
         """A barrier in phase 0 that takes ``count`` arrivals a phase."""
         if not 1 <= count <= ARRIVAL_LIMIT:
             raise BarrierFault(
                 f"mbarrier at {address:#x}: an arrival count of {count}, not 1..{ARRIVAL_LIMIT}"
             )
-        return cls(address, count, count)
+        return cls(address, count, count, name=name)
 
     def arrive(self, count: int, who: object) -> bool:
         """Take ``count`` arrivals off the phase; true if that completes it."""
@@ -89,7 +91,7 @@ class Mbarrier:
     def __str__(self) -> str:
         bytes_left = f", {self.transactions} bytes outstanding" if self.transactions else ""
         return (
-            f"mbarrier at {self.address:#x} in phase {self.phase} "
+            f"mbarrier {self.name}{' ' if self.name else ''}at {self.address:#x} in phase {self.phase} "
             f"({self.pending} of {self.expected} arrivals outstanding{bytes_left})"
         )
 
@@ -198,6 +200,21 @@ class Arrival:
 
     def __str__(self) -> str:
         return str(self.barrier)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """What warps wait for that run as one and have arrived at different barriers."""
+
+    each: tuple[Arrival, ...]
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it has happened."""
+        return all(arrival.over for arrival in self.each)
+
+    def __str__(self) -> str:
+        return "; ".join(str(arrival) for arrival in self.each if not arrival.over)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,7 +29,7 @@ SYSTEM_SHARED_BYTES = 0x400
 NAMED_BARRIERS = 16
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Cluster:
     """CTAs that share a barrier and each other's shared memory; a launch without clusters makes one of each
     CTA. ``watched`` is what a Watch knows of it.
@@ -49,7 +49,7 @@ class Cluster:
         return self.blocks[rank]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Block:
     """One CTA. ``number`` counts CTAs of the grid, ``rank`` is the place in the cluster, ``threads`` its
     shape.
@@ -90,6 +90,10 @@ class Block:
     def uses_tensor_memory(self) -> bool:
         """Whether it has been used."""
         return self._tensor is not None
+
+    def tensor_columns_held(self) -> dict[Hashable, int]:
+        """Columns of tensor memory by who holds them."""
+        return {} if self._tensor is None else self._tensor.leaks()
 
     def mbarrier(self, address: int) -> Mbarrier:
         """The mbarrier at a shared address of this cluster. Raises BarrierFault if none was initialised
@@ -151,6 +155,11 @@ class SharedLayout:
         for variable in outside:
             offsets[variable.name] = at
         return cls(offsets, at + dynamic_bytes)
+
+    def variable(self, offset: int) -> str:
+        """The variable that holds a shared offset, and how far behind its start; empty if there is none."""
+        start, name = max(((at, name) for name, at in self.offsets.items() if at <= offset), default=(0, ""))
+        return f"{name}+{offset - start:#x}" if name and offset > start else name
 
 
 def _aligned(offset: int, alignment: int) -> int:

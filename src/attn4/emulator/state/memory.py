@@ -84,6 +84,7 @@ class ByteMemory:
         "bytes",
         "chunks",
         "end",
+        "matrices",
         "name",
         "on_unwritten",
         "written",
@@ -96,6 +97,7 @@ class ByteMemory:
         self.end = base + data.size
         self.written: Mask | None = np.zeros(data.size, np.bool_) if tracked else None
         self.on_unwritten: Callable[[Unwritten], None] | None = None
+        self.matrices: dict[Any, Any] = {}
         # complex128 is numpy's only plain 16-byte element: copied as bits, which is all that is asked of it.
         self.chunks = data[: data.size // 16 * 16].view(np.complex128)
         self._views = {n: _words(data, n) for n in SIZES}
@@ -309,6 +311,10 @@ class GlobalMemory:
             else:
                 groups.append(([name], start, start + data.size, data))
         return [self.register(data, name=" + ".join(names), written=written) for names, _, _, data in groups]
+
+    def tracked(self) -> list[ByteMemory]:
+        """The allocations of which it is known what was written."""
+        return [allocation for allocation in self._allocations if allocation.written is not None]
 
     def release(self, allocation: ByteMemory) -> None:
         """Take an allocation out: later accesses to it are faults. Raises ValueError if it is not here."""

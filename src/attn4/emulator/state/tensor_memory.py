@@ -77,10 +77,11 @@ class Access:
 class TensorMemory:
     """The tensor memory of one SM, poisoned, free."""
 
-    __slots__ = ("_owners", "on_unwritten", "peak", "words", "written")
+    __slots__ = ("_owners", "address", "on_unwritten", "peak", "words", "written")
 
     def __init__(self) -> None:
         self.words: Words = np.full((LANES, COLUMNS), POISON * 0x01010101, np.uint32)
+        self.address = int(self.words.ctypes.data)
         self.written = np.zeros((LANES, COLUMNS), np.bool_)
         self.on_unwritten: Callable[[Any], None] | None = None
         self.peak = 0

@@ -76,20 +76,18 @@ def gather_tile(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequen
     if window is not None:
         tile[window.slices] = window.view(window.allocation.bytes)
         _check_source(window)
-    if tensor_map.element == "f32.ftz" or tensor_map.tf32:
-        _convert(tensor_map, tile.reshape(-1).view(np.uint32))
+    if tensor_map.tf32:
+        _round_to_tf32(tile.reshape(-1).view(np.uint32))
     return tile
 
 
-def _convert(tensor_map: TensorMap, words: npt.NDArray[np.uint32]) -> None:
-    """Flush subnormal float32, and round to tf32, to nearest even, in place."""
-    exponent = words & np.uint32(0x7F800000)
-    if tensor_map.element == "f32.ftz":
-        words[exponent == 0] &= np.uint32(0x80000000)
-    if tensor_map.tf32:
-        finite = exponent != np.uint32(0x7F800000)
-        words[finite] += np.uint32(0xFFF) + (words[finite] >> np.uint32(13) & np.uint32(1))
-        words &= np.uint32(0xFFFFE000)
+def _round_to_tf32(words: npt.NDArray[np.uint32]) -> None:
+    """Round float32 to nearest even, in place; every NaN becomes one. An H200 flushes nothing here."""
+    finite = (words & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+    nan = (words & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    words[finite] += np.uint32(0xFFF) + (words[finite] >> np.uint32(13) & np.uint32(1))
+    words &= np.uint32(0xFFFFE000)
+    words[nan] = 0x7FFFE000
 
 
 def place_tile(tensor_map: TensorMap, shared: SharedMemory, address: int, tile: Bytes) -> int:
@@ -120,6 +118,23 @@ def fetch_tile(
 ) -> Bytes:
     """The bytes of a tile in shared memory, as ``gather_tile``; unwritten ones that are kept are reported."""
     return _fetch_tile(tensor_map, shared, address, _window(tensor_map, memory, coordinates))
+
+
+def kept_chunks(
+    tensor_map: TensorMap,
+    memory: GlobalMemory,
+    shared: SharedMemory,
+    address: int,
+    coordinates: Sequence[int],
+) -> npt.NDArray[np.int64]:
+    """Index in ``shared.chunks`` of the chunks of a tile of which a store keeps something; for hazards."""
+    window = _window(tensor_map, memory, coordinates)
+    chunks = tile_chunk_offsets(tensor_map, shared, address)
+    if window is None:
+        return chunks[:0]
+    rows = chunks.reshape(*_tile_shape(tensor_map)[:-1], -1)
+    row = window.slices[-1]
+    return rows[(*window.slices[:-1], slice(row.start // 16, -(-row.stop // 16)))].reshape(-1)
 
 
 def put_tile(tensor_map: TensorMap, memory: GlobalMemory, tile: Bytes, coordinates: Sequence[int]) -> int:
@@ -166,7 +181,7 @@ def combine_tile(
 
 def copy(source: Memory, source_address: int, target: Memory, target_address: int, nbytes: int) -> int:
     """Copy a span, a multiple of 16 bytes, between any two memories (PTX 9.7.9.25, cp.async.bulk)."""
-    _check_span(source_address, target_address, nbytes)
+    check_span(source_address, target_address, nbytes)
     target.write(target_address, source.read(source_address, nbytes))
     return nbytes
 
@@ -181,7 +196,7 @@ def reduce(
     element: str,
 ) -> int:
     """Combine a span into another; ``element`` as in PTX, "f16", "u32", ... (PTX 9.7.9.25)."""
-    _check_span(source_address, target_address, nbytes)
+    check_span(source_address, target_address, nbytes)
     combine = reduction(operation, element)
     word = WORDS[element]
     new, old = source.read(source_address, nbytes), target.read(target_address, nbytes)
@@ -218,6 +233,14 @@ def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[i
     """Where a box and its tensor meet, None if nowhere."""
     if len(coordinates) != tensor_map.rank:
         raise DescriptorError(f"{len(coordinates)} coordinates for a tensor map of rank {tensor_map.rank}")
+    across = coordinates[0] * tensor_map.strides[0]
+    if across % COPY_ALIGNMENT:
+        # Not in PTX; an H200 stops with "an illegal instruction was encountered".
+        message = (
+            f"a box begins {across} bytes into a row of its tensor, not at a multiple of {COPY_ALIGNMENT}"
+        )
+        address = tensor_map.address + across
+        raise MemoryFault("misaligned", message, address=address, nbytes=tensor_map.row_bytes)
     steps = tensor_map.steps or (1,) * tensor_map.rank
     low = [-(min(0, c) // step) for c, step in zip(coordinates, steps, strict=True)]
     high = [
@@ -255,7 +278,8 @@ def _mark_written(window: _Window) -> None:
         window.view(window.allocation.written)[...] = True
 
 
-def _check_span(source_address: int, target_address: int, nbytes: int) -> None:
+def check_span(source_address: int, target_address: int, nbytes: int) -> None:
+    """Raise MemoryFault unless addresses and size of a plain copy are multiples of 16 (PTX 9.7.9.25.4.1)."""
     for address in (source_address, target_address):
         if address % COPY_ALIGNMENT or nbytes % COPY_ALIGNMENT:
             message = f"a bulk copy of {nbytes} bytes at {address:#x}, not multiples of {COPY_ALIGNMENT}"

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from attn4.emulator.units.formats import FORMATS, INTEGERS
-from attn4.emulator.vector.products import COLUMNS, DEPTH, functions
 
 Words = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -24,12 +23,6 @@ Floats = npt.NDArray[np.float32]
 
 def dot(a: Words, a_format: str, b: Words, b_format: str) -> Floats:
     """A B^T of raw words A (M, K) and B (N, K), float32 (M, N), each element rounded once."""
-    compute = functions().get(a_format) if a_format == b_format else None
-    if compute is not None and a.shape[1] == DEPTH and b.shape[0] <= COLUMNS and b.shape[0] % 8 == 0:
-        rows, columns = np.ascontiguousarray(a), np.ascontiguousarray(b)
-        out = np.empty((len(rows), len(columns)), np.float32)
-        compute(rows.ctypes.data, len(rows), columns.ctypes.data, len(columns), out.ctypes.data)
-        return out
     left, right = FORMATS[a_format].decode(a), FORMATS[b_format].decode(b)
     if a_format in INTEGERS:
         return left @ right.T  # exact: 32 products of at most 2**16 stay below 2**24

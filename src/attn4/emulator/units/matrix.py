@@ -16,7 +16,7 @@ layouts are the canonical ones of PTX, swizzled by absolute address. With W the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class MatrixDescriptor:
     swizzle: Swizzle
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tile:
     """What a product reads of an operand: ``rows`` along M or N by ``depth`` along K."""
 
@@ -51,6 +51,11 @@ class Tile:
     depth: int
     element_bytes: int
     mn_major: bool = False
+
+    @cached_property
+    def number(self) -> int:
+        """The tile as one number."""
+        return self.rows << 32 | self.depth << 16 | self.element_bytes << 1 | self.mn_major
 
 
 @lru_cache(maxsize=4096)

@@ -20,24 +20,25 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attn4.emulator.state.memory import SharedMemory
-from attn4.emulator.state.tensor_memory import TensorMemory, TensorMemoryFault
+from attn4.emulator.state.tensor_memory import COLUMNS, TensorMemory, TensorMemoryFault
 from attn4.emulator.units.dot import add_integers, dot
 from attn4.emulator.units.formats import FORMATS, f32_to_f16
 from attn4.emulator.units.matrix import Tile, decode_tcgen05, gather
+from attn4.emulator.units.step import Operand, add_step, fits, in_shared, in_words
 from attn4.emulator.units.tensormap import DescriptorError
 
 STEP_BYTES = 32
 _OPERANDS: dict[str, dict[int, str]] = {
     "f16": {0: "f16", 1: "bf16"},
     "tf32": {2: "tf32"},
-    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
     "i8": {0: "u8", 1: "s8"},
 }
 _RESULTS = {0: "f16", 1: "f32", 2: "s32"}
@@ -56,7 +57,7 @@ class Cta:
     owner: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Product:
     """A decoded instruction descriptor, for one CTA or a pair."""
 
@@ -71,7 +72,7 @@ class Product:
     negate: bool
     saturate: bool
 
-    @property
+    @cached_property
     def k(self) -> int:
         """Depth of one instruction: 32 bytes of an operand."""
         return STEP_BYTES // FORMATS[self.a].bytes
@@ -81,15 +82,17 @@ class Product:
         """Rows of A and D in each CTA."""
         return self.m // self.ctas
 
-    @property
+    @cached_property
     def a_tile(self) -> Tile:
         """What is read of A in each CTA's shared memory."""
-        return Tile(self.rows, self.k, FORMATS[self.a].bytes, self.transpose_a)
+        size = FORMATS[self.a].bytes
+        return Tile(self.rows, STEP_BYTES // size, size, self.transpose_a)
 
-    @property
+    @cached_property
     def b_tile(self) -> Tile:
         """What is read of B in each CTA's shared memory."""
-        return Tile(self.n // self.ctas, self.k, FORMATS[self.b].bytes, self.transpose_b)
+        size = FORMATS[self.b].bytes
+        return Tile(self.n // self.ctas, STEP_BYTES // size, size, self.transpose_b)
 
     @property
     def d_columns(self) -> int:
@@ -101,12 +104,27 @@ class Product:
         return self.ctas == 2 and self.m == 128
 
     def multiply(
-        self, ctas: Sequence[Cta], d: int, a: int, b: int, *, accumulate: bool, a_in_tensor: bool = False
+        self,
+        ctas: Sequence[Cta],
+        d: int,
+        a: int,
+        b: int,
+        *,
+        accumulate: bool,
+        a_in_tensor: bool = False,
+        shrink: int = 0,
+        disabled: Sequence[int] = (),
     ) -> None:
-        """D = A B (+ D) in the tensor memory of each CTA."""
+        """D = A B (+ D / 2**shrink) in the tensor memory of each CTA.
+
+        ``disabled``: words of 32 bits, four a CTA, whose bits are the lanes that are not to be written.
+        """
+        usual = self._in_one_call and not (shrink or any(disabled))
+        if usual and self._multiply_at_once(ctas, d, a, b, accumulate, a_in_tensor):
+            return
         right = np.concatenate([gather(cta.shared, decode_tcgen05(b), self.b_tile) for cta in ctas])
         lanes = self.d_lanes(d)
-        for cta in ctas:
+        for number, cta in enumerate(ctas):
             left = self._a_of(cta, a, a_in_tensor)
             product = dot(left, self.a, right, self.b)
             if self.negate:
@@ -115,7 +133,57 @@ class Product:
                 product = np.concatenate((product[:, : self.n // 2], product[:, self.n // 2 :]))
             column = d & 0xFFFF
             old = cta.tensor.read(lanes, column, self.d_columns, cta.owner) if accumulate else None
-            cta.tensor.write(lanes, column, self._sum(old, product), cta.owner)
+            if old is not None and shrink:
+                old = self._shrunk(old, shrink)
+            total = self._sum(old, product)
+            masks = disabled[4 * number : 4 * number + 4]
+            if any(masks):
+                bits = np.unpackbits(np.array(masks, np.uint32).view(np.uint8), bitorder="little") == 0
+                chosen = np.arange(128)[lanes]
+                kept = bits[chosen]
+                cta.tensor.write(chosen[kept], column, total[kept], cta.owner)
+            else:
+                cta.tensor.write(lanes, column, total, cta.owner)
+
+    def _shrunk(self, words: Words, shift: int) -> Words:
+        """D divided by a power of two."""
+        if self.d == "f32":
+            return np.ldexp(words.view(np.float32), -shift).view(np.uint32)
+        halves = np.ldexp((words & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float32), -shift)
+        return f32_to_f16(halves).astype(np.uint32)
+
+    @cached_property
+    def _in_one_call(self) -> bool:
+        plain = not (self.negate or self.transpose_a or self._halved) and self.rows == 128 and self.d == "f32"
+        return plain and self.a == self.b and fits(self.a, self.k, self.n // self.ctas)
+
+    def _multiply_at_once(
+        self, ctas: Sequence[Cta], d: int, a: int, b: int, accumulate: bool, a_in_tensor: bool
+    ) -> bool:
+        """The same by `units.step`; false, with nothing done, where an operand is not all there."""
+        right = [in_shared(cta.shared, b, self.b_tile, decode_tcgen05) for cta in ctas]
+        column, each = d & 0xFFFF, self.n // self.ctas
+        lanes = self.d_lanes(d)
+        for cta in ctas:
+            cta.tensor.check(column, self.n, cta.owner)
+            if cta.tensor.on_unwritten is not None:
+                return False
+        left = [self._left(cta, a, a_in_tensor) for cta in ctas]
+        if any(operand is None for operand in (*left, *right)):
+            return False
+        for cta, rows in zip(ctas, left, strict=True):
+            start = cta.tensor.address + 4 * column
+            for n, columns in enumerate(right):
+                assert rows is not None
+                assert columns is not None
+                add_step(self.a, rows, columns, start + 4 * each * n, COLUMNS, accumulate=accumulate)
+            cta.tensor.written[lanes, column : column + self.n] = True
+        return True
+
+    def _left(self, cta: Cta, a: int, a_in_tensor: bool) -> Operand | None:
+        if not a_in_tensor:
+            return in_shared(cta.shared, a, self.a_tile, decode_tcgen05)
+        return in_words(cta.tensor.read(self.d_lanes(a), a & 0xFFFF, STEP_BYTES // 4, cta.owner))
 
     def d_lanes(self, address: int) -> slice | npt.NDArray[np.intp]:
         """Lanes of D, or of A in tensor memory, in the order of their rows. Raises TensorMemoryFault."""
@@ -130,8 +198,10 @@ class Product:
     def _a_of(self, cta: Cta, a: int, a_in_tensor: bool) -> npt.NDArray[Any]:
         if not a_in_tensor:
             return gather(cta.shared, decode_tcgen05(a), self.a_tile)
-        if self._halved or self.transpose_a:
-            raise DescriptorError("A in tensor memory for M 128 of a pair, or transposed, is not emulated")
+        if self._halved or self.transpose_a or self.a in ("e2m1", "e2m3", "e3m2"):
+            raise DescriptorError(
+                "A in tensor memory for M 128 of a pair, transposed, or of 4 or 6 bits, is not emulated"
+            )
         words = cta.tensor.read(self.d_lanes(a), a & 0xFFFF, STEP_BYTES // 4, cta.owner)
         return np.ascontiguousarray(words).view(f"u{FORMATS[self.a].bytes}")
 
@@ -165,8 +235,8 @@ def decode_instruction(kind: str, bits: int, cta_group: int) -> Product:
         raise DescriptorError(f"{where}: formats {formats} are not emulated")
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
     transposed = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
-    if any(transposed) and kind == "tf32":
-        raise DescriptorError(f"{where}: an MN-major tf32 operand is not emulated")
+    if any(t and x.startswith(("tf", "e2", "e3")) for t, x in zip(transposed, (a, b), strict=True)):
+        raise DescriptorError(f"{where}: an MN-major operand of tf32, or of 4 or 6 bits, is not emulated")
     # PTX 9.7.16.2.1, table 39.
     step = 8 * cta_group if kind != "i8" else 8 if cta_group == 1 and n <= 32 else 16 * cta_group
     if m not in (64 * cta_group, 128 * cta_group) or n % step or not step <= n <= 256:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from attn4.emulator.units.dot import add_integers, dot
 from attn4.emulator.units.formats import FORMATS, INTEGERS, f32_to_f16
 from attn4.emulator.units.fused import fused_step, on_chip
 from attn4.emulator.units.matrix import Tile, decode_wgmma, gather
+from attn4.emulator.units.step import add_step, fits, in_shared, in_words
 
 M = 64
 THREADS = 128
@@ -39,7 +40,7 @@ Registers = npt.NDArray[np.uint32]
 Index = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Product:
     """One form of the instruction. ``d`` is "f32", "f16" or "s32"; the rest as in PTX."""
 
@@ -74,12 +75,12 @@ class Product:
         """Registers of A a thread, when A is in registers."""
         return 4
 
-    @property
+    @cached_property
     def a_tile(self) -> Tile:
         """What is read of A in shared memory."""
         return Tile(M, self.k, FORMATS[self.a].bytes, self.transpose_a)
 
-    @property
+    @cached_property
     def b_tile(self) -> Tile:
         """What is read of B in shared memory."""
         return Tile(self.n, self.k, FORMATS[self.b].bytes, self.transpose_b)
@@ -102,6 +103,29 @@ class Product:
             old = accumulators.view(np.int32) if scale_d else np.zeros(product.shape, np.int32)
             return add_integers(old, product, saturate=self.saturate).view(np.uint32)
         return _add_halves(accumulators, product, scale_d)
+
+    @cached_property
+    def in_one_call(self) -> bool:
+        """Whether `add_to` may be used."""
+        plain = self.negate_a == self.negate_b and not self.transpose_a and self.d == "f32"
+        return plain and self.a == self.b and fits(self.a, self.k, self.n)
+
+    def add_to(
+        self, shared: SharedMemory, a: int | Registers, b: int, matrix: npt.NDArray[np.float32], scale_d: bool
+    ) -> bool:
+        """Make D, as a matrix (64, N), what it is after the product, in place: the bits of `multiply`.
+
+        False, with nothing done, where an operand is not all there, or the chip's sums are wanted.
+        """
+        right = in_shared(shared, b, self.b_tile, decode_wgmma)
+        if isinstance(a, int):
+            left = in_shared(shared, a, self.a_tile, decode_wgmma)
+        else:
+            left = in_words(self.a_matrix(a))
+        if left is None or right is None or on_chip():
+            return False
+        add_step(self.a, left, right, matrix.ctypes.data, self.n, accumulate=scale_d)
+        return True
 
     def _fused(
         self, left: npt.NDArray[Any], right: npt.NDArray[Any], accumulators: Registers | None
@@ -140,9 +164,10 @@ class Product:
             raise EmulationError(f"wgmma of {self.a} transposed; only 16-bit operands can be MN-major")
 
 
-def fragment_of(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def fragment_of(matrix: npt.NDArray[Any], out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
     """Accumulator fragment (N / 2, 128) of a matrix (64, N)."""
-    return matrix.reshape(-1).take(_positions(matrix.shape[1]))
+    # Every position is inside; with a mode that says so take() writes to ``out`` without a copy.
+    return matrix.reshape(-1).take(_positions(matrix.shape[1]), out=out, mode="clip")
 
 
 def matrix_of(fragment: npt.NDArray[Any]) -> npt.NDArray[Any]:

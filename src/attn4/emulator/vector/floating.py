@@ -136,12 +136,11 @@ def _widened(body: Body, x: Value) -> Value:
 
 @vector("neg", "abs")
 def sign(body: Body, i: Instruction, a: Value) -> Results:
-    """The sign bit of f32 inverted or cleared; NaN keeps its bits."""
+    """The sign bit of f32 inverted or cleared; a NaN becomes the canonical one."""
     if i.modifiers != ("f32",):
         return None
-    if i.opcode == "neg":
-        return body.binary("xor", a, constant(1 << 31, 32))
-    return body.binary("and", a, constant((1 << 31) - 1, 32))
+    x = body.real(a)
+    return _value(body.line(f"fneg {_FLOAT} {x}") if i.opcode == "neg" else body.float_call("fabs", x))
 
 
 def _extreme(body: Body, a: str, b: str, *, largest: bool, propagate: bool) -> str:

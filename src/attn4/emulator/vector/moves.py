@@ -45,7 +45,7 @@ def cvta(_: Body, __: Instruction, a: Value) -> Results:
 
 
 @vector("cvt")
-def between_integers(body: Body, i: Instruction, a: Value) -> Results:
+def between_integers(body: Body, i: Instruction, a: Value, *_: Value) -> Results:
     """Extension by the source's sign, or a cut, to the target's width and on to the register's."""
     if len(i.modifiers) != 2 or not set(i.modifiers) <= _INTEGERS:
         return None
