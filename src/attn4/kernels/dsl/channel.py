@@ -13,12 +13,18 @@ from attn4.kernels.dsl.carried import Carried, Fixed
 class Ring(Fixed):
     """The barriers of one channel: ``stages`` full ones from ``barriers`` on, then as many empty ones.
 
-    A channel without empty arrivals has no empty barriers: its slot comes back with another channel.
+    A channel without empty arrivals has no empty barriers: its slot comes back with another channel. ``number``
+    counts the CTA's barriers before it.
     """
 
-    def __init__(self, channel, barriers):
+    def __init__(self, channel, barriers, number: int):
         self.channel = channel
         self.barriers = barriers
+        self.number = number
+
+    def beside(self, other: Ring, tile):
+        """This ring for a ``tile`` of 0 and ``other``, whose counts are the same, for 1."""
+        return Ring(self.channel, self.barriers + tile * (other.number - self.number), self.number)
 
     def initialise(self):
         """Set the arrive counts that the plan declares; by one thread, before any other use."""

@@ -30,8 +30,11 @@ class Arena(Fixed):
 
     def pointer(self, name: str, dtype):
         """Start of the buffer ``name``."""
-        buffer = self.plan.buffer(name)
-        return cute.recast_ptr(self.base + buffer.offset, dtype=dtype)
+        return self.at(self.plan.buffer(name).offset, dtype)
+
+    def at(self, offset, dtype):
+        """The place ``offset`` bytes from the start."""
+        return cute.recast_ptr(self.base + offset, dtype=dtype)
 
     def words(self, name: str):
         """The buffer ``name`` as a vector of int32."""
@@ -39,10 +42,11 @@ class Arena(Fixed):
             self.pointer(name, cutlass.Int32), cute.make_layout(self.plan.buffer(name).shape[0])
         )
 
-    def rows(self, name: str, dtype):
-        """The buffer ``name`` as a (rows, columns) tensor without a swizzle."""
-        shape = self.plan.buffer(name).shape
-        return cute.make_tensor(self.pointer(name, dtype), cute.make_layout(shape, stride=(shape[1], 1)))
+    def rows(self, name: str, dtype, tile=0):
+        """The buffer ``name`` as a (rows, columns) tensor without a swizzle; ``tile`` as in `offset_of`."""
+        pointer = self.at(offset_of(self.plan, name, tile), dtype)
+        shape = self.plan.buffer(f"{name}0").shape
+        return cute.make_tensor(pointer, cute.make_layout(shape, stride=(shape[1], 1)))
 
     def tile(self, name: str, layout, dtype):
         """The buffer ``name`` as a tensor with the swizzle of ``layout`` moved into its pointer."""
@@ -55,11 +59,20 @@ class Arena(Fixed):
         """A ring for each channel that has barriers in shared memory."""
         pointer = self.pointer("barriers", cutlass.Int64)
         rings = {}
+        number = 0
         for channel in self.plan.channels:
             if channel.kind != "named":
-                rings[channel.name] = Ring(channel, pointer)
-                pointer = pointer + channel.stages * (1 + (channel.empty_arrivals > 0))
+                rings[channel.name] = Ring(channel, pointer + number, number)
+                number += channel.stages * (1 + (channel.empty_arrivals > 0))
         return rings
+
+
+def offset_of(plan, name: str, tile):
+    """Offset of the buffer ``name0``, ``name1``, ... of query tile ``tile``, which may be known only on the device."""
+    first = plan.buffer(f"{name}0").offset
+    if plan.query_tiles == 1:
+        return first
+    return first + tile * (plan.buffer(f"{name}1").offset - first)
 
 
 def transposed(tensor):

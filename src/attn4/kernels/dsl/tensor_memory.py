@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import dsl_user_op
 
 from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.dsl.smem import offset_of
 
 LANES = 128
 COLUMNS = 512
@@ -46,10 +47,10 @@ class TensorArena(Fixed):
         """Start of the buffer ``name``."""
         return self.base + self.plan.buffer(name).offset
 
-    def columns(self, name: str):
-        """The buffer ``name`` as (lanes, columns) of 32 bits."""
-        layout = cute.make_layout((LANES, self.plan.buffer(name).size), stride=(LANE_STRIDE, 1))
-        return cute.make_tensor(self.pointer(name), layout)
+    def columns(self, name: str, tile):
+        """The buffer ``name`` of query tile ``tile`` as (lanes, columns) of 32 bits; see `offset_of`."""
+        layout = cute.make_layout((LANES, self.plan.buffer(f"{name}0").size), stride=(LANE_STRIDE, 1))
+        return cute.make_tensor(self.base + offset_of(self.plan, name, tile), layout)
 
     def accumulator(self, name: str, tiled_mma):
         """The buffer ``name`` as the accumulator of a product."""

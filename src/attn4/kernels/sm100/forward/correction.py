@@ -28,7 +28,7 @@ class Corrector(Fixed):
         self.scale_log2 = scalars.scale_log2
         self.outputs = outputs
         tensor, self.row_stats, self.staging = memory
-        self.columns = [tensor.columns(f"output{i}") for i in range(plan.query_tiles)]
+        self.columns = [tensor.columns("output", i) for i in range(plan.query_tiles)]
         self.thread = thread
 
     @cute.jit
@@ -106,6 +106,8 @@ def correct(stream, corrector, ends):
     while tile.row_block != END_OF_WORK:
         if tile.n_begin < tile.n_end:
             for i in cutlass.range_constexpr(plan.query_tiles):
+                # The first product overwrites the output: it needs no factor.
+                ends, _, _ = take(corrector, ends, i)
                 ends = allow(ends, i)
             for _ in cutlass.range(tile.n_end - tile.n_begin - 1, unroll=1):
                 for i in cutlass.range_constexpr(plan.query_tiles):

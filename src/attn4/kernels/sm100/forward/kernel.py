@@ -149,17 +149,19 @@ class Forward:
         )
         words = arena.words("tile") if cutlass.const_expr(plan.schedule.dynamic) else None
         place = (rings, words, bounds, lengths)
-        stats = [arena.rows(f"row_stats{i}", Float32) for i in range(plan.query_tiles)]
 
-        for i in cutlass.range_constexpr(plan.query_tiles):
-            role = plan.role(f"softmax{i}")
-            if warp >= role.first_warp and warp < role.first_warp + role.warps:
-                cute.arch.setmaxregister_increase(role.registers)
-                row = RowSoftmax(plan, bounds, scalars.scale_log2, i, (tensor, stats[i]), self.thread(role))
-                soften(self.stream(place), row, self.softmax_ends(rings, i))
+        role = plan.role("softmax0")
+        if warp < role.warps * plan.query_tiles:
+            cute.arch.setmaxregister_increase(role.registers)
+            index = warp // role.warps
+            thread = cute.arch.thread_idx()[0] - index * WARPGROUP
+            memory = (tensor, arena.rows("row_stats", Float32, index))
+            row = RowSoftmax(plan, bounds, scalars.scale_log2, index, memory, thread)
+            soften(self.stream(place), row, self.softmax_ends(rings, index))
         role = plan.role("correction")
         if warp >= role.first_warp and warp < role.first_warp + role.warps:
             cute.arch.setmaxregister_decrease(role.registers)
+            stats = [arena.rows("row_stats", Float32, i) for i in range(plan.query_tiles)]
             memory = (tensor, stats, self.tile(arena, "out"))
             corrector = Corrector(plan, bounds, scalars, outputs, memory, self.thread(role))
             correct(self.stream(place), corrector, self.correction_ends(rings))
@@ -204,13 +206,18 @@ class Forward:
         """Number of this thread in its warpgroup."""
         return cute.arch.thread_idx()[0] - role.first_warp * cute.arch.WARP_SIZE
 
-    def softmax_ends(self, rings, i: int):
-        """What the softmax warpgroup of query tile ``i`` takes and hands over."""
+    def softmax_ends(self, rings, index):
+        """What the softmax warpgroup of query tile ``index`` takes and hands over."""
+
+        def ring(name: str):
+            first = rings[name.format(0)]
+            return first.beside(rings[name.format(1)], index) if self.plan.query_tiles == 2 else first
+
         return Bundle(
-            scores=Consumer(rings[f"scores{i}"]),
-            probabilities=Producer(rings[f"probabilities{i}"]),
-            late=Producer(rings[f"probabilities{i}_last"]),
-            row_stats=Producer(rings[f"row_stats{i}"]),
+            scores=Consumer(ring("scores{}")),
+            probabilities=Producer(ring("probabilities{}")),
+            late=Producer(ring("probabilities{}_last")),
+            row_stats=Producer(ring("row_stats{}")),
         )
 
     def correction_ends(self, rings):

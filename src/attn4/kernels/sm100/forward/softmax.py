@@ -26,17 +26,17 @@ class RowSoftmax(Fixed):
 
     ``row_max`` is in units of the raw scores and lags behind the true maximum by at most ``rescale_threshold`` in
     log2 units; ``row_sum`` is the sum of 2^((score - row_max) * scale). ``row_stats`` (rows, 2) is shared memory: the
-    factor of the output in column 0, and after the last step the sum in column 0 and the maximum in column 1.
+    factor of the output in column 0 (of the first step without meaning), and after the last step the sum in column 0
+    and the maximum in column 1.
     """
 
-    def __init__(self, plan, bounds, scale_log2, index: int, memory, thread):
+    def __init__(self, plan, bounds, scale_log2, index: Int32, memory, thread):
         self.plan = plan
         self.bounds = bounds
         self.scale_log2 = scale_log2
-        self.index = index
         tensor, self.row_stats = memory
-        self.score_columns = tensor.columns(f"scores{index}")
-        self.probability_columns = tensor.columns(f"probabilities{index}")
+        self.score_columns = tensor.columns("scores", index)
+        self.probability_columns = tensor.columns("probabilities", index)
         self.thread = thread
         self.row = thread + index * plan.row_tile
         self.row_max = cute.make_rmem_tensor(1, Float32)
@@ -52,25 +52,26 @@ class RowSoftmax(Fixed):
         tensor_memory.wait_loads()
         return scores
 
+    def begin(self):
+        """Forget the row before."""
+        self.row_max[0] = -Float32.inf
+        self.row_sum[0] = Float32(0.0)
+
     @cute.jit
-    def raise_max(self, scores, first: cutlass.Constexpr[bool], masked: cutlass.Constexpr[bool]):
+    def raise_max(self, scores, masked: cutlass.Constexpr[bool]):
         """Fold the maximum of ``scores`` in; returns the factor of what was summed before."""
-        factor = Float32(1.0)
-        if cutlass.const_expr(first):
-            self.row_max[0] = math.reduce_columns(scores, cute.arch.fmax, scores[0])
-            self.scale[0] = choose_scale(self.row_max[0], self.scale_log2)
-            self.row_sum[0] = Float32(0.0)
-        else:
-            old = self.row_max[0]
-            new = math.reduce_columns(scores, cute.arch.fmax, old)
-            distance = (old - known(new, masked)) * self.scale[0]
-            if cutlass.const_expr(self.plan.softmax.rescale_threshold > 0):
-                stays = distance >= -self.plan.softmax.rescale_threshold
-                new = old if stays else new
-                distance = Float32(0.0) if stays else distance
-            factor = cute.math.exp2(distance, fastmath=True)
-            self.row_max[0] = new
-            self.row_sum[0] = self.row_sum[0] * factor
+        old = self.row_max[0]
+        new = math.reduce_columns(scores, cute.arch.fmax, old)
+        if cutlass.const_expr(masked):
+            self.scale[0] = choose_scale(new, self.scale_log2) if old == -Float32.inf else self.scale[0]
+        distance = (old - known(new, masked)) * self.scale[0]
+        if cutlass.const_expr(self.plan.softmax.rescale_threshold > 0):
+            stays = distance >= -self.plan.softmax.rescale_threshold
+            new = old if stays else new
+            distance = Float32(0.0) if stays else distance
+        factor = cute.math.exp2(distance, fastmath=True)
+        self.row_max[0] = new
+        self.row_sum[0] = self.row_sum[0] * factor
         return factor
 
     @cute.jit
@@ -115,31 +116,31 @@ def soften(stream, row, ends):
     stream, tile = next_tile(stream)
     while tile.row_block != END_OF_WORK:
         if tile.n_begin < tile.n_end:
+            row.begin()
             bounds = row.bounds
-            ends = step(row, tile, tile.n_end - 1, ends, first=True, masked=True)
             free_begin, free_end = bounds.unmasked(tile)
-            block = tile.n_end - 2
-            if cutlass.const_expr(bounds.kind != "full"):
-                stop = cutlass.max(free_end, tile.n_begin)
-                for _ in cutlass.range(block - stop + 1, unroll=1):
-                    ends = step(row, tile, block, ends, first=False, masked=True)
-                    block -= 1
+            block = tile.n_end - 1
+            # The first block is masked in any case: keys may end within it.
+            stop = cutlass.max(cutlass.min(free_end, block), tile.n_begin)
+            for _ in cutlass.range(block - stop + 1, unroll=1):
+                ends = step(row, tile, block, ends, masked=True)
+                block -= 1
             stop = tile.n_begin
             if cutlass.const_expr(bounds.kind == "window"):
                 stop = cutlass.max(free_begin, tile.n_begin)
             for _ in cutlass.range(block - stop + 1, unroll=1):
-                ends = step(row, tile, block, ends, first=False, masked=False)
+                ends = step(row, tile, block, ends, masked=False)
                 block -= 1
             if cutlass.const_expr(bounds.kind == "window"):
                 for _ in cutlass.range(block - tile.n_begin + 1, unroll=1):
-                    ends = step(row, tile, block, ends, first=False, masked=True)
+                    ends = step(row, tile, block, ends, masked=True)
                     block -= 1
             ends = hand_over_sums(row, ends)
         stream, tile = next_tile(stream)
 
 
 @cute.jit
-def step(row, tile, block: Int32, ends, first: cutlass.Constexpr[bool], masked: cutlass.Constexpr[bool]):
+def step(row, tile, block: Int32, ends, masked: cutlass.Constexpr[bool]):
     """One block of keys."""
     ends.scores.wait()
     tensor_memory.after_wait()
@@ -147,12 +148,11 @@ def step(row, tile, block: Int32, ends, first: cutlass.Constexpr[bool], masked: 
     ends.scores.advance()
     if cutlass.const_expr(masked):
         mask_row(scores, row.bounds, tile, row.row, block)
-    factor = row.raise_max(scores, first, masked)
-    if cutlass.const_expr(not first):
-        ends.row_stats.acquire()
-        row.row_stats[row.thread, 0] = factor
-        ends.row_stats.signal()
-        ends.row_stats.advance()
+    factor = row.raise_max(scores, masked)
+    ends.row_stats.acquire()
+    row.row_stats[row.thread, 0] = factor
+    ends.row_stats.signal()
+    ends.row_stats.advance()
     early = row.plan.tile_n - row.plan.late_keys
     for piece in cutlass.range_constexpr(0, row.plan.tile_n, PIECE):
         row.exponentiate(scores, piece, masked)
