@@ -35,6 +35,7 @@ class Corrector(Fixed):
     def rescale(self, i: cutlass.Constexpr[int], factor):
         """Multiply the row of query tile ``i`` by ``factor``; a warp none of whose rows grew skips it."""
         if cute.arch.vote_any_sync(factor < 1.0):
+            tensor_memory.after_wait()
             for first in cutlass.range_constexpr(0, self.plan.head_dim_v, PIECE):
                 values = self.load(i, first)
                 for pair in cutlass.range_constexpr(PIECE // 2):
