@@ -26,6 +26,7 @@ from attn4.emulator.units.tensormap import TensorMap, decode
 
 if TYPE_CHECKING:
     from attn4.emulator.engine import Warp
+    from attn4.emulator.hazards.watch import Watch
 
 Mask = NDArray[np.bool_]
 Lanes = NDArray[Any]
@@ -217,6 +218,11 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
     without.
     """
 
+    def told(watch: Watch, warp: Warp, lane: int, sources: tuple[Lanes, ...]) -> None:
+        tensor = descriptor(warp, operands.value(0, lane, sources))
+        at = operands.coordinates(0, lane, sources)
+        watch.copies.stores_tile(warp, lane, tensor, operands.value(1, lane, sources), at, i)
+
     def issue(warp: Warp, lane: int, sources: tuple[Lanes, ...]) -> None:
         tensor = descriptor(warp, operands.value(0, lane, sources))
         at = operands.coordinates(0, lane, sources)
@@ -237,7 +243,7 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
                 bulk.put_tile(tensor, memory, staged[0], at)
 
         if (watch := warp.block.grid.watch) is not None:
-            watch.copies.stores_tile(warp, lane, tensor, address, at, i)
+            told(watch, warp, lane, sources)
         copy = Copy(f"a tensor store issued by {warp} at PTX line {i.line}", write, read)
         groups(warp, lane).open.append(copy)
         warp.block.grid.issue(copy)
@@ -246,12 +252,14 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
         lanes = np.flatnonzero(mask)
         issue(warp, int(lanes[0]), sources)
         rest = lanes[1:]
-        once = rest.size and not operation and warp.block.grid.watch is None
-        if once and all((s[rest] == s[lanes[0]]).all() for s in sources):
+        if not operation and rest.size and all((s[rest] == s[lanes[0]]).all() for s in sources):
             # Stores of one tile to one place: the lanes wait for the same copy.
             copy = groups(warp, int(lanes[0])).open[-1]
+            watch = warp.block.grid.watch
             for lane in rest.tolist():
                 groups(warp, lane).open.append(copy)
+                if watch is not None:
+                    told(watch, warp, lane, sources)
         else:
             for lane in rest.tolist():
                 issue(warp, lane, sources)
