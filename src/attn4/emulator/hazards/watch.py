@@ -90,7 +90,9 @@ class Watch:
         """What is known of a cluster."""
         found: Watched | None = cluster.watched
         if found is None:
-            clocks = Clocks(extent(self.grid.shape.block), extent(cluster.shape))
+            threads = extent(self.grid.shape.block)
+            together = min(self.grid.schedule.warps_together, -(-threads // WARP))
+            clocks = Clocks(threads, extent(cluster.shape), together)
             found = cluster.watched = Watched(clocks, Order(clocks))
         return found
 
