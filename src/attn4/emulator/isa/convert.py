@@ -74,7 +74,7 @@ def _form(i: Instruction) -> Form:
     rest = tuple(modifier for modifier in i.modifiers if modifier not in WIDTHS)
     if len(types) != 2:
         raise UnsupportedInstruction(i, "two types are needed: of the result, and of the source")
-    modifiers = Modifiers(Instruction(i.opcode, rest, i.operands, i.guard, i.line, i.source))
+    modifiers = Modifiers(i, rest)
     rounding = modifiers.one_of(*_TO_INTEGER, *_TO_REAL, default="none").replace("none", "")
     flags = [modifiers.flag(name) for name in ("ftz", "sat", "satfinite", "relu")]
     modifiers.done()

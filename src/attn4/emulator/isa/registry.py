@@ -120,9 +120,10 @@ class UnsupportedInstruction(UnsupportedError):  # noqa: N818
 class Modifiers:
     """The modifiers of one instruction, taken one by one; what no one took is an error."""
 
-    def __init__(self, i: Instruction) -> None:
+    def __init__(self, i: Instruction, left: Iterable[str] | None = None) -> None:
+        """``left``: those that are to be taken, if not all of them."""
         self._instruction = i
-        self._left = list(i.modifiers)
+        self._left = list(i.modifiers if left is None else left)
 
     def flag(self, name: str) -> bool:
         """Take `name` if it is there."""
