@@ -19,6 +19,7 @@ from attn4.emulator.isa.registry import (
 )
 from attn4.emulator.ptx.module import Instruction, Vector
 from attn4.emulator.state.asynchronous import Copy
+from attn4.emulator.state.memory import SharedMemory
 from attn4.emulator.units.reductions import WORDS, reduction
 
 if TYPE_CHECKING:
@@ -117,7 +118,12 @@ def st_bulk(i: Instruction) -> Function:
             address, nbytes = int(addresses[lane]), int(size[lane])
             if address % 8 or nbytes % 8 or value[lane]:
                 raise UnsupportedInstruction(i, f"{nbytes} bytes at {address:#x}, of value {value[lane]}")
-            shared(warp, address).write(address, np.zeros(nbytes, np.uint8))
+            memory = shared(warp, address)
+            memory.write(address, np.zeros(nbytes, np.uint8))
+            if (watch := warp.block.grid.watch) is not None and isinstance(memory, SharedMemory):
+                one = np.arange(warp.lanes) == lane
+                for at in range(address, address + nbytes, 8):
+                    watch.shared.store(warp, one, memory, np.full(warp.lanes, at, np.uint64), 8, i)
         warp.block.grid.changes += 1
 
     return run

@@ -71,7 +71,7 @@ class TensorMap:
     tf32
         Whether a load rounds float32 to tf32.
     per_byte
-        Elements of 4 bits in one of ``element``, which is "u8" then: 2. Coordinates of dimension 0 count them.
+        Elements of 4 bits in one of ``element``, then "u8": 2. Coordinates of dimension 0 count them.
     """
 
     address: int
