@@ -26,6 +26,8 @@ Mask = NDArray[np.bool_]
 Lanes = NDArray[Any]
 
 MAP_BYTES: Final = 128
+_COUNTED: Final = 64
+"""Bytes of a map that count (`units.tensormap`); the rest is often not initialised."""
 _ORDINALS: Final = ("box_dim", "global_dim", "global_stride", "element_stride")
 _FIELDS: Final = {
     "rank": (2, 4, 3),
@@ -65,7 +67,7 @@ def tensormap(i: Instruction) -> Function:
         for lane in np.flatnonzero(mask).tolist():
             address = int(addresses[lane])
             memory = generic(warp, address)
-            words = memory.read(address, MAP_BYTES).view(np.uint32).copy()
+            words = memory.read(address, _COUNTED).view(np.uint32).copy()
             _replace(i, words, field, ordinal, int(sources[-1][lane]))
             memory.write(address, words)
         warp.block.grid.changes += 1
@@ -123,7 +125,11 @@ def _copy(i: Instruction, modifiers: Modifiers) -> Function:
         for first in np.flatnonzero(mask.reshape(-1, 32).any(axis=1)) * 32:
             lane = int(first) + int(mask[first : first + 32].argmax())
             to, at = int(target(base)[lane]), int(source(from_base)[lane])
-            generic(warp, to).write(to, warp.block.shared.read(at, MAP_BYTES).copy())
+            memory = warp.block.shared
+            data = memory.read(at, _COUNTED).copy()
+            start = memory.offset(at, MAP_BYTES)
+            rest = memory.bytes[start + _COUNTED : start + MAP_BYTES]
+            generic(warp, to).write(to, np.concatenate((data, rest)))
         warp.block.grid.changes += 1
 
     return run
