@@ -69,14 +69,14 @@ class Who:
 
 
 class Clocks:
-    """The clocks of one cluster of ``blocks`` CTAs of ``threads`` threads each.
+    """The clocks of one cluster of ``blocks`` CTAs of ``threads`` threads each, ``together`` warps an array.
 
     ``rows`` holds a row for each warp, ``alone`` by warp those of single lanes, ``epochs`` the epoch of each
     warp, ``fenced`` the last epoch of each thread that it has fenced, ``living`` who has not exited.
     """
 
-    def __init__(self, threads: int, blocks: int) -> None:
-        self.warps_a_block = -(-threads // WARP)
+    def __init__(self, threads: int, blocks: int, together: int = 1) -> None:
+        self.warps_a_block = -(-threads // (WARP * together)) * together
         self.threads = self.warps_a_block * WARP * blocks
         warps = self.warps_a_block * blocks
         self.columns: list[Column] = []
