@@ -37,6 +37,7 @@ EXAMPLES = {
     "tutorial 5": _tutorial("5"),
     "tutorial 6": _tutorial("6"),
     "blackwell dense_gemm": _dense("sm_100a", "dense_gemm", "--mnkl 256,256,128,1 --ab_dtype Float16"),
+    "blackwell dense_gemm, tf32": _dense("sm_100a", "dense_gemm", "--mnkl 256,256,128,1 --ab_dtype TFloat32"),
     "blackwell dense_gemm, CTA pairs": _dense(
         "sm_100a",
         "dense_gemm",

@@ -110,3 +110,13 @@ def test_a_failed_request_is_told_from_cta_zero():
     marks, started = take_over(grid=1)
     assert marks.tolist() == [1] + [0] * (CTAS - 1)
     assert started == 1
+
+
+def test_a_response_written_while_others_read_the_last_one_is_a_race():
+    ordered = TAKING_OVER.format(announce=ANNOUNCE, ask=ONE, arrivals=1)
+    barrier = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
+    first, second, third = ordered.split(barrier)
+    for body, kinds in ((ordered, set()), (first + barrier + second + third, {"race"})):
+        text = kernel_text(body, parameters=2, shared=32)
+        grid = run(text, [words(CTAS), words(1)], grid=CTAS, block=64, sms=1, hazards=True)
+        assert {hazard.kind for hazard in grid.findings} == kinds

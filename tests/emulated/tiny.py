@@ -67,10 +67,11 @@ def run(
     schedule: Schedule | None = None,
     limits: Limits | None = None,
     sms: int = 4,
+    hazards: bool = False,
 ) -> Grid:
     """Launch the kernel of ``text`` with the addresses of ``arrays`` as its parameters."""
     module = parse(text)
-    machine = Machine(schedule or RoundRobin(), Residency(sms=sms), limits or Limits())
+    machine = Machine(schedule or RoundRobin(), Residency(sms=sms), limits or Limits(), hazards=hazards)
     for n, array in enumerate(arrays):
         machine.memory.register(array, name=f"p{n}")
     parameters = struct.pack(f"<{len(arrays)}Q", *(array.ctypes.data for array in arrays))

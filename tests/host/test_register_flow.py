@@ -4,6 +4,7 @@ import pytest
 
 from attn4.emulator.codegen.segments import cut, numbered
 from attn4.emulator.hazards.flow import Flow, registers_in
+from attn4.emulator.hazards.registers import watched
 from attn4.emulator.ptx.parser import parse
 
 FORM = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16"
@@ -19,7 +20,7 @@ def waited(pending):
     return f"wgmma.wait_group.sync.aligned {pending};"
 
 
-def suspects(body):
+def parsed(body):
     text = f"""
 .version 8.6
 .target sm_90a
@@ -32,7 +33,11 @@ ld.param.u64 %d1, [p]; ld.param.u64 %d2, [p]; mov.u32 %r1, %tid.x; setp.eq.u32 %
 ret;
 }}
 """
-    kernel = parse(text).kernels[0]
+    return parse(text).kernels[0]
+
+
+def suspects(body):
+    kernel = parsed(body)
     operations = {number: operation for segment in cut(kernel) for number, operation in segment.operations}
     places = numbered(kernel)
     names = {place: register.name for register, place in places.items()}
@@ -63,6 +68,13 @@ add.u32 %r2, %r2, %r13;
 
 def test_products_that_are_waited_for_by_turns_make_nothing_suspect():
     assert suspects(PIPELINED) == {}
+
+
+def test_nothing_is_put_into_a_kernel_that_is_right_on_every_path():
+    segments = cut(parsed(PIPELINED))
+    assert watched(parsed(PIPELINED), segments).segments == segments
+    wrong = parsed(PIPELINED.replace(waited(1), waited(2), 1))
+    assert watched(wrong, cut(wrong)).segments != cut(wrong)
 
 
 def test_a_wait_that_leaves_one_group_too_many_makes_its_registers_suspect():

@@ -137,7 +137,9 @@ def test_blocks_are_scaled_before_they_are_multiplied(form, n):
     expected = (values[0] * factors[0]) @ (values[1] * factors[1]).T
     for accumulate, times in ((False, 1), (True, 2)):
         operands = (0, *descriptors)
-        product.multiply_scaled([cta], operands, (300, 400), accumulate=accumulate)
+        product.multiply_scaled(
+            [cta], operands, (300 | a_byte << 30, 400 | b_byte << 30), accumulate=accumulate
+        )
         got = tensor.words[:, :n].view(np.float32)
         np.testing.assert_allclose(got, times * expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,7 +269,7 @@ def test_descriptor_bits_are_where_the_hardware_has_them():
         (2, 1 << 31, "word 2"),
         (2, 7 << 4, "rank 8"),
         (2, 15 << 7, "element type 15"),
-        (2, 11 << 7, "element type 11"),
+        (2, 12 << 7, "element type 12"),
         (13, 1 << 15, "word 13"),
         (2, 1 << 15, "NaN fill"),
         (2, 1 << 16, "NaN fill or tf32"),
@@ -291,6 +292,18 @@ def test_a_swizzled_box_shorter_than_the_swizzle_is_refused():
     tensor_map = TensorMap(0, "bf16", (64, 8), (2, 128), (32, 8), Swizzle.B128)
     with pytest.raises(DescriptorError, match="64 bytes under a swizzle of 128"):
         encode(tensor_map)
+
+
+def test_elements_of_4_bits_are_copied_two_a_byte():
+    tensor_map, memory, view = make((32, 6), "u8", (16, 4))
+    packed = replace(tensor_map, per_byte=2)
+    descriptor = np.frombuffer(encode(packed), np.uint32)
+    assert (descriptor[8], descriptor[13] >> 24) == (63, 31), "64 elements in a row, 32 in a box"
+    assert decode(encode(packed)) == packed
+    tile = bulk.gather_tile(packed, memory, (32, 2))
+    np.testing.assert_array_equal(tile, view[2:6, 16:32])
+    with pytest.raises(MemoryFault, match="begins"):
+        bulk.gather_tile(packed, memory, (16, 0))
 
 
 def test_a_box_that_begins_within_16_bytes_is_a_fault():

@@ -125,6 +125,44 @@ st.global.b32 [%result], %r3;
 {FREED}
 """
 
+SAME_LANES = f"""
+{ALLOCATED} {ADDRESS}
+and.b32 %r4, %w, 3; shl.b32 %mine, %r4, 21; add.u32 %mine, %mine, %tm;
+setp.eq.u32 %p1, %w, 4;
+@%p1 bra READER;
+{ST}
+tcgen05.wait::st.sync.aligned;                //- no wait
+{BEFORE}                                      //- no fence before
+READER:
+bar.sync 0;                                   //- no barrier
+@!%p1 bra DONE;
+{AFTER}                                       //- no fence after
+{LD}
+tcgen05.wait::ld.sync.aligned;
+st.global.b32 [%result], %r3;
+DONE:
+{FREED}
+"""
+
+CP_THEN_MMA = f"""
+{ALLOCATED} {ADDRESS} {OPERANDS}
+setp.eq.u32 %p1, %t, 32;
+@!%zero bra OTHER;
+{wait("%full")}
+add.u32 %r4, %tm, 32;
+tcgen05.cp.cta_group::1.128x256b [%r4], %d1;
+tcgen05.mma.cta_group::1.kind::f16 [%tm], [%r4], %d2, {FORM}, 0;   //- by another thread
+{COMMIT}
+OTHER:
+//+ by another thread: @!%p1 bra WAIT;
+//+ by another thread: {wait("%full")}
+//+ by another thread: add.u32 %r4, %tm, 32;
+//+ by another thread: tcgen05.mma.cta_group::1.kind::f16 [%tm], [%r4], %d2, {FORM}, 0;
+WAIT:
+{wait("%done")}
+{FREED}
+"""
+
 LIFETIME = f"""
 {ALLOCATED}
 @%w0 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
@@ -255,8 +293,8 @@ barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
 """
 
 
-def blackwell(name, body, mutants, cluster=1):
-    return Litmus(name, body, mutants, SHARED, block=128, cluster=cluster, target="sm_100a")
+def blackwell(name, body, mutants, cluster=1, block=128):
+    return Litmus(name, body, mutants, SHARED, block=block, cluster=cluster, target="sm_100a")
 
 
 LITMUS = [
@@ -301,6 +339,22 @@ LITMUS = [
             "past the end": broken("9.7.16.1", "tensor memory"),
             "not its own": broken("9.7.16.7.1", "tensor memory"),
         },
+    ),
+    blackwell(
+        "tcgen05.st, then ld by another warp",
+        SAME_LANES,
+        {
+            "no wait": broken("9.7.16.6.2.3", "race"),
+            "no fence before": broken("9.7.16.6.4.4", "unfenced"),
+            "no barrier": broken("9.7.16.6.4.4", "race"),
+            "no fence after": broken("9.7.16.6.4.4", "unfenced"),
+        },
+        block=160,
+    ),
+    blackwell(
+        "tcgen05.cp, then mma",
+        CP_THEN_MMA,
+        {"by another thread": broken("9.7.16.6.4.3", "race", "unfenced")},
     ),
     blackwell(
         "life of tensor memory",

@@ -67,7 +67,9 @@ STORED = """
 add.u32 %r1, %data, %own;
 fence.proxy.async.shared::cta;
 st.shared.b32 [%r1], %t;
-fence.proxy.async.shared::cta;                 //- no fence
+fence.proxy.async.shared::cta;                 //- no fence, fence of global memory, fence of threads
+//+ fence of global memory: fence.proxy.async.global;
+//+ fence of threads: fence.acq_rel.gpu;
 bar.sync 0;                                    //- no barrier
 @!%zero bra STORED;
 cp.async.bulk.global.shared::cta.bulk_group [%out], [%data], 256;
@@ -182,6 +184,8 @@ LITMUS = [
         STORED,
         {
             "no fence": broken("8.6", "unfenced", barrier="data"),
+            "fence of global memory": broken("8.6", "unfenced", barrier="data"),
+            "fence of threads": broken("8.6", "unfenced", barrier="data"),
             "no barrier": broken("9.7.9.25.4.1", "race", "unfenced", barrier="data"),
             "not committed": broken("9.7.9.27.2.1", "race", barrier="data"),
             "no wait": broken("9.7.9.27.2.2", "race", barrier="data"),

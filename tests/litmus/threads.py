@@ -109,7 +109,69 @@ mov.b32 %r2, 7;
 st.shared.b8 [%r1], %r2;   //- words over bytes: and.b32 %r1, %r1, -4; st.shared.b32 [%r1], %t;
 """
 
+FLAG = """
+add.u32 %r1, %data, %own; add.u32 %r2, %data, %other;
+@!%w0 bra READER;
+st.shared.b32 [%r1], %t;
+bar.warp.sync -1;                                     //- other lanes have no part in it
+@%lane0 st.release.cta.global.b32 [%out+8192], 1;     //- store without release
+//+ store without release: @%lane0 st.relaxed.cta.global.b32 [%out+8192], 1;
+bra DONE;
+READER:
+ld.acquire.cta.global.b32 %r3, [%out+8192];           //- load without acquire
+//+ load without acquire: ld.relaxed.cta.global.b32 %r3, [%out+8192];
+setp.eq.u32 %p1, %r3, 0;
+@%p1 bra READER;
+ld.shared.b32 %r4, [%r2];
+st.global.b32 [%result], %r4;
+DONE:
+"""
+
+FENCED_FLAG = """
+add.u32 %r1, %data, %own; add.u32 %r2, %data, %other;
+@!%w0 bra READER;
+st.shared.b32 [%r1], %t;
+bar.warp.sync -1;
+@%lane0 fence.acq_rel.cta;                            //- no fence before the store
+@%lane0 st.relaxed.cta.global.b32 [%out+8192], 1;
+bra DONE;
+READER:
+ld.relaxed.cta.global.b32 %r3, [%out+8192];
+setp.eq.u32 %p1, %r3, 0;
+@%p1 bra READER;
+fence.acq_rel.cta;                                    //- no fence behind the load
+ld.shared.b32 %r4, [%r2];
+st.global.b32 [%result], %r4;
+DONE:
+"""
+
+LOCK = """
+@%zero st.shared.b32 [%data], 0;
+@%zero st.shared.b32 [%data+4], 0;
+bar.sync 0;
+@!%lane0 bra DONE;
+TAKE:
+atom.acquire.cta.shared.cas.b32 %r3, [%data], 0, 1;   //- taken without acquire
+//+ taken without acquire: atom.relaxed.cta.shared.cas.b32 %r3, [%data], 0, 1;
+setp.ne.u32 %p1, %r3, 0;
+@%p1 bra TAKE;
+ld.shared.b32 %r4, [%data+4];
+add.u32 %r4, %r4, 1;
+st.shared.b32 [%data+4], %r4;
+atom.release.cta.shared.exch.b32 %r5, [%data], 0;     //- given back without release
+//+ given back without release: atom.relaxed.cta.shared.exch.b32 %r5, [%data], 0;
+DONE:
+"""
+
 LITMUS = [
+    Litmus(
+        "lock in shared memory",
+        LOCK,
+        {
+            "taken without acquire": broken("8.8", "race", barrier="data"),
+            "given back without release": broken("8.8", "race", barrier="data"),
+        },
+    ),
     Litmus(
         "barrier of the CTA",
         EXCHANGE,
@@ -150,6 +212,23 @@ LITMUS = [
     Litmus("mask of a warp barrier", HALVES, {"halves by themselves": broken("9.7.13.2", "race")}),
     Litmus("one word, one writer", ONE_WORD, {"all lanes write": broken("8.7.1", "race")}),
     Litmus("atomic counter", COUNTER, {"no atomic": broken("8.7.1", "race")}),
+    Litmus(
+        "flag with release and acquire",
+        FLAG,
+        {
+            "other lanes have no part in it": broken("8.8", "race", barrier="data"),
+            "store without release": broken("8.8", "race", barrier="data"),
+            "load without acquire": broken("8.8", "race", barrier="data"),
+        },
+    ),
+    Litmus(
+        "flag between fences",
+        FENCED_FLAG,
+        {
+            "no fence before the store": broken("8.8", "race", barrier="data"),
+            "no fence behind the load": broken("8.8", "race", barrier="data"),
+        },
+    ),
     Litmus("aligned barrier", ALIGNED, {"half a warp": broken("9.7.13.1", "divergence")}),
     Litmus("bytes of one word", BYTES, {"words over bytes": broken("8.7.1", "race")}),
 ]

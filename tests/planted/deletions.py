@@ -1,26 +1,27 @@
 """Every mbarrier wait of a kernel deleted, one at a time: which deletions are reported, and as what.
 
 ``python -m planted.deletions "sm_100a forward 64"`` prints a Markdown section about the kernels of one
-target, ``--write FILE`` runs all targets, each in a process of its own, and writes the page.
+target; without one, the page about all of them, each in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from attn4.emulator.schedule import Adversarial, Random, RoundRobin, Schedule
-from planted.replay import Recording, Replay
+import numpy as np
+
+from attn4.emulator.schedule import Adversarial, Schedule
+from planted.replay import Bytes, Recording, Replay
 from planted.targets import TARGETS, recordings
 from planted.waits import Site, executed, without
 
 ORDERS: dict[str, Callable[[], Schedule]] = {
     "copies late": lambda: Adversarial(1, late=True),
     "copies early": lambda: Adversarial(1, late=False),
-    "random": lambda: Random(1),
-    "in turn": RoundRobin,
 }
 
 
@@ -29,50 +30,63 @@ class Verdict:
     """What became of a kernel without one of its waits.
 
     ``found`` is what was reported under the first of ``ORDERS`` that reported anything, ``order`` its name,
-    both empty if none did; ``message`` its first sentence.
+    both empty if none did; ``message`` its first sentence. ``differs``: nothing was, but the results differ.
     """
 
     wait: Site
     found: list[str] = field(default_factory=list)
     order: str = ""
     message: str = ""
+    differs: bool = False
 
     @property
     def words(self) -> str:
         """One cell of the table."""
         if self.found:
-            return f"found: {', '.join(self.found)} ({self.order})"
+            return f"found, {self.order}: {', '.join(self.found)}: {self.message}"
+        if self.differs:
+            return "MISSED: other results, and nothing reported"
         if self.wait.is_vacuous:
             return "redundant here: it never waits, as its barrier has completed no phase"
-        return "redundant: another wait orders all that it orders"
+        return "redundant here: whatever it orders, another wait orders too"
 
 
-def judged(recording: Recording, wait: Site, sms: int) -> Verdict:
-    """Run a kernel without ``wait`` under each of ``ORDERS``, until something is reported."""
+def judged(recording: Recording, wait: Site, sms: int, results: dict[str, Bytes]) -> Verdict:
+    """Run a kernel without ``wait`` under each of ``ORDERS``, until something is reported.
+
+    ``results`` are those of the kernel as it is, by the name of the order.
+    """
     verdict = Verdict(wait)
     ptx = without(recording.launch.ptx, wait.line)
     for name, order in ORDERS.items():
-        done = recording.replay(order(), ptx=ptx, sms=sms)
+        done = recording.replay(order(), ptx=ptx, sms=sms, first_only=True)
         if done.kinds:
             verdict.found, verdict.order, verdict.message = done.kinds, name, _sentence(done)
             break
+        verdict.differs |= not np.array_equal(np.concatenate(done.memory), results[name])
     return verdict
 
 
 def _sentence(done: Replay) -> str:
-    if done.hazards:
-        return str(done.hazards[0].message)
-    return str(done.fault).splitlines()[0]
+    """What was reported first, without what is the same everywhere."""
+    text = str(done.hazards[0].message) if done.hazards else str(done.fault).splitlines()[0]
+    text = text.replace("__dynamic_shmem__0", "").replace(".mbarrier::complete_tx::bytes", "")
+    return text.replace(".L2::cache_hint", "").replace("|", "or")
 
 
 def section(title: str, recording: Recording, sms: int) -> Iterator[str]:
     """Lines of Markdown about one kernel. Raises AssertionError if the kernel itself is not clean."""
+    results = {}
     for name, order in ORDERS.items():
         done = recording.replay(order(), sms=sms)
         if done.kinds:
             raise AssertionError(f"{title} as it is, {name}: {', '.join(done.kinds)}: {_sentence(done)}")
+        results[name] = np.concatenate(done.memory)
     waits = [site for site in executed(recording, sms) if site.kind == "wait"]
-    verdicts = [judged(recording, wait, sms) for wait in waits]
+    verdicts = []
+    for wait in waits:
+        verdicts.append(judged(recording, wait, sms, results))
+        print(f"line {wait.line}: {verdicts[-1].words}", file=sys.stderr, flush=True)
     found = sum(bool(verdict.found) for verdict in verdicts)
     vacuous = sum(not verdict.found and verdict.wait.is_vacuous for verdict in verdicts)
     launch = recording.launch
@@ -80,10 +94,10 @@ def section(title: str, recording: Recording, sms: int) -> Iterator[str]:
     yield ""
     yield (
         f"Grid {launch.grid}, cluster {launch.cluster}, {len(waits)} waits executed: {found} deletions "
-        f"found, {len(waits) - found - vacuous} redundant, {vacuous} that never wait."
+        f"found, {len(waits) - found - vacuous} redundant here, {vacuous} that never wait."
     )
     yield ""
-    yield "| PTX line | barriers at | warps | passed | of these before any phase | without it |"
+    yield "| PTX line | barriers at | warps | passed | first lap | without it |"
     yield "|---|---|---|---|---|---|"
     for verdict in verdicts:
         wait = verdict.wait
@@ -105,11 +119,44 @@ def _spans(numbers: set[int]) -> str:
     return ", ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in spans)
 
 
+PAGE = """\
+# Waits deleted
+
+What happens to a kernel that waits once too little? For each kernel below, every mbarrier wait (`try_wait`)
+that it executes was deleted, one at a time: the PTX was changed so that the wait succeeds at once. The
+changed kernel ran on the emulator with hazards looked for, over the same memory, first with every
+asynchronous copy and product completed as late as the rules allow, then as early. In `tests/`,
+`python -m planted.deletions` makes this page; it takes the kernels of attn4 and those of flash-attn-4
+4.0.0b36, which are right on silicon. As they are, all of them are clean under both orders.
+
+- **found**: something was reported; the first sentence of the first report is given.
+- **redundant here**: nothing was. The vector clocks hold whatever the order of execution was, so another
+  wait orders all that this one orders, on this problem. Of those, a wait that *never waits* met only
+  barriers without a completed phase: the first lap of a producer that waits for empty slots, of a ring that
+  does not come round.
+
+"passed" counts warps that got past the wait, "first lap" those of them whose barrier had not completed a
+phase. Offsets are those in shared memory, which begins at 0x400.
+"""
+
+
+def page() -> Iterator[str]:
+    """The page about all targets."""
+    yield PAGE
+    for target in TARGETS:
+        command = [sys.executable, "-W", "ignore", "-m", "planted.deletions", target]
+        yield subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m planted.deletions", description=__doc__)
-    parser.add_argument("target", choices=TARGETS, help="whose kernels")
-    parser.add_argument("--line", type=int, help="only the wait at this PTX line, with all that is reported")
+    parser.add_argument("target", nargs="?", metavar="TARGET", help="one of targets.py; without: all")
     given = parser.parse_args(arguments)
+    if given.target is None:
+        print("\n".join(page()))
+        return 0
+    if given.target not in TARGETS:
+        parser.error(f"no target is called {given.target!r}; there are: {', '.join(TARGETS)}")
     target = TARGETS[given.target]
     for name, recording in recordings(target):
         print(f"{given.target}: {name}", file=sys.stderr)

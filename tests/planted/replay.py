@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attn4.emulator.faults import EmulationError
 from attn4.emulator.grid import Grid, Limits, Residency
-from attn4.emulator.hazards.findings import Hazard
+from attn4.emulator.hazards.findings import Findings, Hazard
 from attn4.emulator.launch.record import Launch
 from attn4.emulator.runner import Runner
 from attn4.emulator.schedule import Schedule
@@ -59,10 +59,12 @@ class Recording:
         ptx: str | None = None,
         sms: int = 2,
         hazards: bool = True,
+        first_only: bool = False,
         limits: Limits | None = None,
     ) -> Replay:
         """Run the launch again over the same memory, with another text of its kernel where ``ptx`` is given.
 
+        ``first_only``: it ends with the first hazard.
         What the emulator has against the kernel is a result, not an error: no EmulationError gets out.
         """
         for allocation, content in zip(self.launch.allocations, self.before, strict=True):
@@ -73,12 +75,14 @@ class Recording:
         runner = Runner(schedule, Residency(sms=sms), limits or Limits(seconds=120), hazards=hazards)
         fault: EmulationError | None = None
         try:
-            with _code_kept_apart():
+            with _code_kept_apart(), _ended_by_first() if first_only else nullcontext():
                 runner(launch)
             grid: Grid | None = runner.grids[-1]
         except EmulationError as error:
             fault, grid = error, _grid_of(error)
         found = tuple(grid.findings) if grid is not None else ()
+        if isinstance(fault, _Enough):
+            fault = None
         return Replay(found, fault, contents(launch), grid)
 
 
@@ -110,6 +114,22 @@ def _grid_of(error: BaseException) -> Grid | None:
                 return value
         traceback = traceback.tb_next
     return None
+
+
+class _Enough(EmulationError):
+    """A hazard was found, and no more are asked for."""
+
+
+@contextmanager
+def _ended_by_first() -> Iterator[None]:
+    add = Findings.add
+
+    def end(findings: Findings, hazard: Hazard, **place: Any) -> None:
+        add(findings, hazard, **place)
+        raise _Enough(str(hazard))
+
+    with patch.object(Findings, "add", end):
+        yield
 
 
 @contextmanager

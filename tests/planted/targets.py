@@ -57,9 +57,9 @@ def _reference(name: str, **changes: object) -> Target:
 TARGETS = {
     "attn4 sm_90a forward 128 causal": _own(Case(128, "causal", 600, 600, heads=2)),
     "attn4 sm_90a forward 64 full": _own(Case(64, "full", 700, 500, heads=2)),
-    "sm_100a forward 64": _reference("sm_100a forward 64", seqlen_q=600, seqlen_k=600, heads=3, kv_heads=3),
+    "sm_100a forward 64": _reference("sm_100a forward 64", seqlen_q=400, seqlen_k=500),
     "sm_100a forward 128, a CTA pair": _reference(
-        "sm_100a forward 128, a CTA pair", seqlen_q=600, seqlen_k=600, heads=3, kv_heads=3
+        "sm_100a forward 128, a CTA pair", seqlen_q=600, seqlen_k=500, heads=2, kv_heads=1
     ),
     "sm_100a forward 128 causal": _reference("sm_100a forward 128 causal"),
     "sm_100a backward 64": _reference("sm_100a backward 64", seqlen_q=600, seqlen_k=400),

@@ -154,6 +154,8 @@ class Grid:
     def exited(self, warp: Warp, leaving: Mask) -> None:
         """Count the threads that a warp has just ended."""
         block = warp.block
+        if self.watch is not None:
+            self.watch.left(warp, leaving)
         done = block.cluster.barrier.leave(int(leaving.sum()))
         for barrier in block.named.values():
             if barrier.everyone and barrier.arrived:

@@ -78,7 +78,7 @@ class _Writer:
         for register in stored:
             place = self._places[register]
             if self._masked:
-                self._source.add(f" R[{place}] = where(m, r{place}, R[{place}])")
+                self._source.add(f" R[{place}] = {_where(register)}(m, r{place}, R[{place}])")
             else:
                 self._source.add(f" R[{place}] = r{place}")
         self._jump(segment)
@@ -124,7 +124,7 @@ class _Writer:
                     place = self._places[register]
                     new = f"t[{n}]" if several else "t"
                     first, second = (f"r{place}", new) if i.guard.negated else (new, f"r{place}")
-                    self._source.add(f" r{place} = where(g, {first}, {second})", number)
+                    self._source.add(f" r{place} = {_where(register)}(g, {first}, {second})", number)
 
     def _call(self, number: int, operation: Operation) -> str:
         i = operation.instruction
@@ -199,7 +199,8 @@ class _Writer:
             if isinstance(register, Register):
                 place = self._places[register]
                 self._source.add(
-                    f"{indent}r{place} = where(g, t{f'[{n}]' if several else ''}, r{place})", number
+                    f"{indent}r{place} = {_where(register)}(g, t{f'[{n}]' if several else ''}, r{place})",
+                    number,
                 )
 
     def _jump(self, segment: Segment) -> None:
@@ -227,3 +228,8 @@ def is_narrow(operation: Operation) -> bool:
     """Whether a symbol stands as a 32-bit value: in mov, cvta and arithmetic on 32 bits."""
     i = operation.instruction
     return not operation.effect and bool(i.modifiers) and i.modifiers[-1] in ("b32", "u32", "s32")
+
+
+def _where(register: Register) -> str:
+    """The function that merges a register; one of 128 bits has two words a lane."""
+    return "wide" if register.type == "b128" else "where"

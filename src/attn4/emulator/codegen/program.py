@@ -106,6 +106,7 @@ class Program:
     def _bound(self, lanes: int) -> Functions:
         names: dict[str, Any] = {
             "where": np.where,
+            "wide": _wide,
             "copyto": np.copyto,
             "ONE": b"\x01",
             "BLOCKED": BLOCKED,
@@ -122,6 +123,11 @@ class Program:
                         names[f"k{number}_{n}"] = spread
         exec(self._code, names)
         return Functions(names["full"], names["some"])
+
+
+def _wide(mask: Any, first: Any, second: Any) -> Any:
+    """`numpy.where` of registers of two words a lane."""
+    return np.where(mask[:, None], first, second)
 
 
 _KEPT = 64

@@ -19,8 +19,9 @@ a row of its own until the warp knows as much. What a lane did itself stands in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,19 +69,23 @@ class Who:
 
 
 class Clocks:
-    """The clocks of one cluster of ``blocks`` CTAs of ``threads`` threads each."""
+    """The clocks of one cluster of ``blocks`` CTAs of ``threads`` threads each, ``together`` warps an array.
 
-    def __init__(self, threads: int, blocks: int) -> None:
-        self.warps_a_block = -(-threads // WARP)
+    ``rows`` holds a row for each warp, ``alone`` by warp those of single lanes, ``epochs`` the epoch of each
+    warp, ``fenced`` the last epoch of each thread that it has fenced, ``living`` who has not exited.
+    """
+
+    def __init__(self, threads: int, blocks: int, together: int = 1) -> None:
+        self.warps_a_block = -(-threads // (WARP * together)) * together
         self.threads = self.warps_a_block * WARP * blocks
         warps = self.warps_a_block * blocks
         self.columns: list[Column] = []
         self.rows = np.zeros((warps, PLANES, self.threads + _GROWTH), np.int32)
-        self.alone: dict[int, Row] = {}
+        self.alone: dict[int, dict[int, Row]] = {}
         self.epochs = np.ones(warps, np.int32)
         self.fenced = np.zeros(self.threads, np.int32)
-        absent = np.arange(self.threads) % (self.warps_a_block * WARP) >= threads
-        self.rows[:, :, : self.threads][:, :, absent] = ALWAYS
+        self.living = np.arange(self.threads) % (self.warps_a_block * WARP) < threads
+        self.rows[:, :, : self.threads][:, :, ~self.living] = ALWAYS
 
     @property
     def width(self) -> int:
@@ -93,7 +98,8 @@ class Clocks:
         self.columns.append(column)
         if index >= self.width:
             self.rows = self.widened(self.rows, self.width + _GROWTH)
-            self.alone = {thread: self.widened(row, self.width) for thread, row in self.alone.items()}
+            for lanes in self.alone.values():
+                lanes.update({thread: self.widened(row) for thread, row in lanes.items()})
         return index
 
     def widened(self, rows: NDArray[np.int32], width: int | None = None) -> NDArray[np.int32]:
@@ -107,11 +113,12 @@ class Clocks:
 
     def row(self, thread: int) -> Row:
         """What one thread knows, but for what it did itself."""
+        warp = thread // WARP
         if self.alone:
-            found = self.alone.get(thread)
-            if found is not None:
-                return found
-        known: Row = self.rows[thread // WARP]
+            lanes = self.alone.get(warp)
+            if lanes is not None and thread in lanes:
+                return lanes[thread]
+        known: Row = self.rows[warp]
         return known
 
     def common(self, who: Who, plane: int) -> NDArray[np.int32]:
@@ -122,62 +129,74 @@ class Clocks:
 
     def release(self, who: Who, mask: Mask | None) -> Row:
         """What the lanes of ``mask`` (None: all) know and did, as one row; they begin a new epoch."""
-        own = slice(who.first, who.first + who.lanes)
-        warps = who.warps
-        epochs = self.epochs[warps]
-        if mask is None and not self._any_alone(who):
-            rows = self.rows[warps]
-            row: Row = rows[0].copy() if len(rows) == 1 else rows.max(axis=0)
-        else:
-            row = self._joined(who, mask)
+        warps, lanes = self._split(who, mask)
+        rows = [self.rows[warp] for warp in warps]
+        if self.alone:
+            rows += [row for warp in warps for row in self.alone.get(warp, {}).values()]
+        rows += [self.row(thread) for thread in lanes]
+        row: Row = rows[0].copy()
+        for other in rows[1:]:
+            np.maximum(row, other, out=row)
         # What is passed on needs a fence::before_thread_sync here, and a fence::after_thread_sync there.
         row[TENSOR] = 0
-        if mask is None:
-            row[ORDERED, own] = np.repeat(epochs, WARP)
+        for warp in warps:
+            own = slice(warp * WARP, warp * WARP + WARP)
+            row[ORDERED, own] = self.epochs[warp]
             row[FENCED, own] = self.fenced[own]
-            self.epochs[warps] += 1
-        else:
-            lanes = np.flatnonzero(mask)
-            row[ORDERED, lanes + who.first] = epochs[lanes // WARP]
-            row[FENCED, lanes + who.first] = self.fenced[lanes + who.first]
-            self.epochs[warps][np.unique(lanes // WARP)] += 1
+            self.epochs[warp] += 1
+        for thread in lanes:
+            row[ORDERED, thread] = self.epochs[thread // WARP]
+            row[FENCED, thread] = self.fenced[thread]
+        self.epochs[list({thread // WARP for thread in lanes})] += 1
         return row
 
     def acquire(self, who: Who, mask: Mask | None, row: Row) -> None:
         """Let the lanes of ``mask`` (None: all) know what ``row`` holds."""
-        if mask is None:
+        warps, lanes = self._split(who, mask)
+        if isinstance(warps, range):
             rows = self.rows[who.warps]
             np.maximum(rows, row, out=rows)
-            if self.alone:
-                self._rejoin(who, row)
-            return
-        for lane in np.flatnonzero(mask).tolist():
-            own = self._own_row(who.first + lane)
+        else:
+            for warp in warps:
+                np.maximum(self.rows[warp], row, out=self.rows[warp])
+        if self.alone:
+            for warp in warps:
+                self._rejoin(warp, row)
+        for thread in lanes:
+            own = self._own_row(thread)
             np.maximum(own, row, out=own)
 
     def known_to_block(self, rank: int) -> Row:
         """What any thread of a CTA knows."""
-        warps = slice(rank * self.warps_a_block, (rank + 1) * self.warps_a_block)
-        known: Row = self.rows[warps].max(axis=0)
-        for thread, row in self.alone.items():
-            if warps.start <= thread // WARP < warps.stop:
+        warps = range(rank * self.warps_a_block, (rank + 1) * self.warps_a_block)
+        known: Row = self.rows[warps.start : warps.stop].max(axis=0)
+        for warp in warps:
+            for row in self.alone.get(warp, {}).values():
                 np.maximum(known, row, out=known)
         return known
 
     def meet(self, who: Who, mask: Mask | None) -> None:
         """The lanes of each warp learn from each other what they know and did: bar.warp.sync."""
-        for warp in range(who.warps.start, who.warps.stop):
+        warps, lanes = self._split(who, mask)
+        for warp in warps:
+            own = slice(warp * WARP, warp * WARP + WARP)
+            row = self.rows[warp]
+            for other in self.alone.pop(warp, {}).values():
+                np.maximum(row, other, out=row)
+            row[ORDERED, own] = np.where(self.living[own], self.epochs[warp], row[ORDERED, own])
+            row[FENCED, own] = np.maximum(row[FENCED, own], self.fenced[own])
+            self.epochs[warp] += 1
+        for warp in {thread // WARP for thread in lanes}:
             one = Who(warp * WARP, WARP)
-            at = one.first - who.first
-            lanes = None if mask is None else mask[at : at + WARP]
-            if lanes is None or lanes.any():
-                self.acquire(one, lanes, self.release(one, lanes))
+            some = np.isin(np.arange(WARP) + warp * WARP, lanes)
+            self.acquire(one, some, self.release(one, some))
 
     def learn(self, who: Who, mask: Mask | None, column: int, epoch: int, planes: tuple[int, ...]) -> None:
         """Let the lanes of ``mask`` know one epoch of one column."""
         for row in self._rows_of(who, mask):
             for plane in planes:
-                row[plane, column] = max(row[plane, column], epoch)
+                if row[plane, column] < epoch:
+                    row[plane, column] = epoch
 
     def raise_plane(self, who: Who, mask: Mask | None, plane: int, by: int) -> None:
         """Let what is known in plane ``by`` be known in ``plane``, too: what a fence does."""
@@ -197,45 +216,43 @@ class Clocks:
         """The epoch up to which a thread may rely on what it did itself."""
         return int(self.fenced[thread]) if plane == FENCED else int(ALWAYS)
 
+    def _split(self, who: Who, mask: Mask | None) -> tuple[Sequence[int], Sequence[int]]:
+        """The warps of which all living lanes are in ``mask``, and the lanes of the others, as threads."""
+        first = who.first // WARP
+        if mask is None:
+            return range(first, first + who.lanes // WARP), ()
+        active = mask.reshape(-1, WARP)
+        living = self.living[who.first : who.first + who.lanes].reshape(-1, WARP)
+        some = active.any(axis=1)
+        whole = (active == living).all(axis=1) & some
+        warps: list[int] = (np.flatnonzero(whole) + first).tolist()
+        if len(warps) == some.sum():
+            return warps, ()
+        rest: list[int] = (np.flatnonzero(active & ~whole[:, None]) + who.first).tolist()
+        return warps, rest
+
     def _rows_of(self, who: Who, mask: Mask | None) -> list[Row]:
-        if mask is not None:
-            return [self._own_row(who.first + lane) for lane in np.flatnonzero(mask).tolist()]
-        rows = list(self.rows[who.warps])
+        warps, lanes = self._split(who, mask)
+        rows: list[Row] = [self.rows[warp] for warp in warps]
         if self.alone:
-            span = range(who.first, who.first + who.lanes)
-            rows += [row for thread, row in self.alone.items() if thread in span]
-        return rows
+            rows += [row for warp in warps for row in self.alone.get(warp, {}).values()]
+        return rows + [self._own_row(thread) for thread in lanes]
 
     def _own_row(self, thread: int) -> Row:
-        row = self.alone.get(thread)
-        if row is None:
-            row = self.alone[thread] = self.rows[thread // WARP].copy()
-        return row
+        warp = thread // WARP
+        lanes = self.alone.setdefault(warp, {})
+        if thread not in lanes:
+            lanes[thread] = self.rows[warp].copy()
+        return lanes[thread]
 
-    def _any_alone(self, who: Who) -> bool:
-        return bool(self.alone) and any(who.first <= t < who.first + who.lanes for t in self.alone)
-
-    def _joined(self, who: Who, mask: Mask | None) -> Row:
-        lanes = range(who.lanes) if mask is None else np.flatnonzero(mask).tolist()
-        threads = [who.first + lane for lane in lanes]
-        row: Row = self.rows[threads[0] // WARP].copy()
-        for warp in {thread // WARP for thread in threads}:
-            np.maximum(row, self.rows[warp], out=row)
-        for thread in threads:
-            found = self.alone.get(thread)
-            if found is not None:
-                np.maximum(row, found, out=row)
-        return row
-
-    def _rejoin(self, who: Who, row: Row) -> None:
+    def _rejoin(self, warp: int, row: Row) -> None:
         """Rows of single lanes learn, too; one that holds no more than its warp's is given up."""
-        for thread in [t for t in self.alone if who.first <= t < who.first + who.lanes]:
-            alone = self.alone[thread]
+        lanes = self.alone.get(warp)
+        if lanes is None:
+            return
+        for thread, alone in list(lanes.items()):
             np.maximum(alone, row, out=alone)
-            if (alone <= self.rows[thread // WARP]).all():
-                del self.alone[thread]
-
-
-def lane_mask(mask: Any, alive: Mask) -> Mask | None:
-    """``mask``, or None if it holds all living lanes."""
-    return None if (mask == alive).all() else mask
+            if (alone <= self.rows[warp]).all():
+                del lanes[thread]
+        if not lanes:
+            del self.alone[warp]

@@ -25,7 +25,6 @@ from attn4.emulator.hazards.clocks import (
     Column,
     Mask,
     Who,
-    lane_mask,
 )
 from attn4.emulator.hazards.copies import Copies
 from attn4.emulator.hazards.findings import Findings, Hazard
@@ -91,7 +90,9 @@ class Watch:
         """What is known of a cluster."""
         found: Watched | None = cluster.watched
         if found is None:
-            clocks = Clocks(extent(self.grid.shape.block), extent(cluster.shape))
+            threads = extent(self.grid.shape.block)
+            together = min(self.grid.schedule.warps_together, -(-threads // WARP))
+            clocks = Clocks(threads, extent(cluster.shape), together)
             found = cluster.watched = Watched(clocks, Order(clocks))
         return found
 
@@ -106,8 +107,13 @@ class Watch:
         return known
 
     def lanes(self, warp: Warp, mask: Mask) -> Mask | None:
-        """The mask of the clocks: None where all living lanes are active."""
-        return None if mask is warp.everyone else lane_mask(mask, warp.alive)
+        """The mask of the clocks: None where all lanes are active."""
+        return None if mask is warp.everyone else mask
+
+    def left(self, warp: Warp, leaving: Mask) -> None:
+        """Threads have exited."""
+        who = self.who(warp)
+        self.of(warp.block.cluster).clocks.living[who.first : who.first + who.lanes][leaving] = False
 
     def number(self, i: Instruction) -> int:
         """The number by which accesses refer to an instruction."""

@@ -61,8 +61,10 @@ def _atomic(i: Instruction, address: int) -> Function:
     space = modifiers.one_of("global", "shared", "shared::cta", "shared::cluster", default="generic")
     operation = modifiers.one_of(*_OPERATIONS)
     count = int(modifiers.one_of("v2", "v4", "v8", default="v1")[1:])
-    kind = modifiers.one_of(*_STORED)
+    kind = modifiers.one_of(*_STORED, "b128")
     modifiers.done()
+    if kind == "b128":
+        return _wide(i, operation, space)
     combine = _combine(i, operation, kind, space)
     locate = displaced(address_operand(i, address))
     stored = np.dtype(_STORED[kind])
@@ -95,6 +97,30 @@ def _atomic(i: Instruction, address: int) -> Function:
         if not returns:
             return None if address == 0 else old[0]
         return old[0] if count == 1 else list(old)
+
+    return run
+
+
+def _wide(i: Instruction, operation: str, space: str) -> Function:
+    """atom.exch.b128 and atom.cas.b128: registers are two words of 64 bits a lane."""
+    if operation not in ("exch", "cas") or i.opcode != "atom":
+        raise UnsupportedInstruction(i, f"{operation} of 128 bits")
+    locate = displaced(address_operand(i, 1))
+
+    def run(warp: Warp, mask: Mask, base: Lanes, *values: Lanes) -> Lanes:
+        addresses = locate(base)
+        old = np.zeros((warp.lanes, 2), dtype=np.uint64)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.atomic(warp, mask, addresses, 16, i)
+        for lane in np.flatnonzero(mask).tolist():
+            at = addresses[lane : lane + 1]
+            address = int(at[0])
+            target = generic(warp, address) if space in ("generic", "global") else shared(warp, address)
+            old[lane] = target.load_words(at, 16)[0]
+            if operation == "exch" or (old[lane] == values[0][lane]).all():
+                target.store(at, values[-1][lane], 16)
+        warp.block.grid.changes += 1
+        return old
 
     return run
 

@@ -246,9 +246,9 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
         lanes = np.flatnonzero(mask)
         issue(warp, int(lanes[0]), sources)
         rest = lanes[1:]
-        once = rest.size and not operation and warp.block.grid.watch is None
-        if once and all((s[rest] == s[lanes[0]]).all() for s in sources):
-            # Stores of one tile to one place: the lanes wait for the same copy.
+        if not operation and rest.size and all((s[rest] == s[lanes[0]]).all() for s in sources):
+            # Stores of one tile to one place: the lanes wait for the same copy. A Watch is told of the first
+            # lane's: in kernels that are right on silicon the elected lane alone says that it is over.
             copy = groups(warp, int(lanes[0])).open[-1]
             for lane in rest.tolist():
                 groups(warp, lane).open.append(copy)

@@ -165,7 +165,7 @@ def set_(i: Instruction) -> Function:
     rest = [modifier for modifier in i.modifiers if modifier not in WIDTHS]
     if len(types) != 2 or types[0] not in ("u32", "s32", "u16", "s16", *_TRUE, "f16x2", "bf16x2"):
         raise UnsupportedInstruction(i, "two types are needed: of the result, and of the sources")
-    modifiers = Modifiers(Instruction(i.opcode, tuple(rest), i.operands, i.guard, i.line, i.source))
+    modifiers = Modifiers(i, rest)
     operator = modifiers.one_of(*_OPERATORS)
     combine = modifiers.one_of(*_COMBINE, default="none")
     ftz = modifiers.flag("ftz")

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from attn4.emulator.isa.integer import lane_type
+from attn4.emulator.isa.narrow import SMALL, packed_integers, small
 from attn4.emulator.isa.registry import (
     WIDTHS,
     Array,
@@ -51,7 +52,7 @@ _TO_REAL: Final = ("rn", "rz", "rm", "rp", "rna")
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class Form:
     """One cvt: types, rounding ("" if none is stated), and what is done to the result."""
 
     instruction: Instruction
@@ -64,19 +65,20 @@ class _Form:
     relu: bool
 
     def refuse(self, reason: str) -> UnsupportedInstruction:
+        """The error that names this conversion."""
         return UnsupportedInstruction(self.instruction, reason)
 
 
-def _form(i: Instruction) -> _Form:
+def _form(i: Instruction) -> Form:
     types = [modifier for modifier in i.modifiers if modifier in WIDTHS]
     rest = tuple(modifier for modifier in i.modifiers if modifier not in WIDTHS)
     if len(types) != 2:
         raise UnsupportedInstruction(i, "two types are needed: of the result, and of the source")
-    modifiers = Modifiers(Instruction(i.opcode, rest, i.operands, i.guard, i.line, i.source))
+    modifiers = Modifiers(i, rest)
     rounding = modifiers.one_of(*_TO_INTEGER, *_TO_REAL, default="none").replace("none", "")
     flags = [modifiers.flag(name) for name in ("ftz", "sat", "satfinite", "relu")]
     modifiers.done()
-    return _Form(i, types[0], types[1], rounding, *flags)
+    return Form(i, types[0], types[1], rounding, *flags)
 
 
 @pure("cvt")
@@ -88,7 +90,11 @@ def cvt(i: Instruction) -> Function:
     [0, 1] or to the integer's range, .satfinite to the largest finite value, .relu makes negative values +0.
     Of two sources a becomes the upper half.
     """
+    if "pack" in i.modifiers:
+        return packed_integers(i)
     form = _form(i)
+    if form.target in SMALL or form.source in SMALL:
+        return small(form)
     if form.target in _EIGHT or form.source in _EIGHT:
         return _eight_bits(form)
     if form.target in ("f16x2", "bf16x2"):
@@ -137,7 +143,7 @@ def _writer(i: Instruction, kind: str) -> Callable[[Array], Array]:
     return lambda a: a.astype(wide).view(register)
 
 
-def _from_integer(form: _Form) -> Callable[[Array], Array]:
+def _from_integer(form: Form) -> Callable[[Array], Array]:
     if form.ftz or form.satfinite or form.relu:
         raise form.refuse("modifiers ftz, satfinite and relu do not go with integers")
     if form.target in _REALS:
@@ -152,7 +158,7 @@ def _from_integer(form: _Form) -> Callable[[Array], Array]:
     return lambda a: np.clip(a, a.dtype.type(low), a.dtype.type(high)).astype(inside)
 
 
-def _integer_to_real(form: _Form) -> Callable[[Array], Array]:
+def _integer_to_real(form: Form) -> Callable[[Array], Array]:
     if form.rounding not in ("rn", "rz", "rm", "rp") or form.sat:
         raise form.refuse("one of rn, rz, rm, rp is needed, and sat does not go with it")
     wide = WIDTHS[form.source] == 64
@@ -174,7 +180,7 @@ def _integer_to_real(form: _Form) -> Callable[[Array], Array]:
     return from_wide
 
 
-def _real_to_integer(form: _Form) -> Callable[[Array], Array]:
+def _real_to_integer(form: Form) -> Callable[[Array], Array]:
     if form.rounding not in _TO_INTEGER or form.satfinite or form.relu:
         raise form.refuse("one of rni, rzi, rmi, rpi is needed, and satfinite and relu do not go with it")
     round_it = TO_INTEGRAL[_TO_INTEGER[form.rounding]]
@@ -199,7 +205,7 @@ def _real_to_integer(form: _Form) -> Callable[[Array], Array]:
     return convert
 
 
-def _finished(form: _Form) -> Callable[[Array], Array]:
+def _finished(form: Form) -> Callable[[Array], Array]:
     """.sat and .relu on rounded values."""
     if form.sat:
         return lambda x: np.minimum(np.where(x > 0, x, 0.0), 1.0)
@@ -208,7 +214,7 @@ def _finished(form: _Form) -> Callable[[Array], Array]:
     return lambda x: x
 
 
-def _real_to_real(form: _Form) -> Callable[[Array], Array]:
+def _real_to_real(form: Form) -> Callable[[Array], Array]:
     source, target, mode = form.source, form.target, form.rounding
     exact = (
         FORMATS[target].fraction >= FORMATS[source].fraction
@@ -261,7 +267,7 @@ def _keeping_nan(convert: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return convert_all
 
 
-def _tf32(form: _Form) -> Function:
+def _tf32(form: Form) -> Function:
     """To tf32, whose value stands in the upper 19 bits of a register."""
     if form.source != "f32" or form.rounding not in ("rna", "rn", "rz") or form.sat or form.ftz:
         raise form.refuse("the form is cvt.rna, .rn or .rz{.satfinite}{.relu}.tf32.f32")
@@ -317,7 +323,7 @@ def nearest_bf16x2(a: Array, b: Array) -> Array:
     return last.view(_U16)[1::2].copy().view(_U32)
 
 
-def _pair(form: _Form) -> Function:
+def _pair(form: Form) -> Function:
     """To f16x2 or bf16x2 of two float32."""
     operand_count(form.instruction, 3)
     if form.source != "f32" or form.rounding not in ("rn", "rz") or form.sat or form.ftz:
@@ -349,7 +355,7 @@ def _table(element: str) -> Array:
     return np.where(np.isnan(bits.view(np.float16)), np.uint16(0x7FFF), bits)
 
 
-def _eight_bits(form: _Form) -> Function:
+def _eight_bits(form: Form) -> Function:
     """Between pairs of 8-bit floats and f16x2, or from two f32."""
     i = form.instruction
     if form.rounding != "rn" or form.sat or form.ftz:

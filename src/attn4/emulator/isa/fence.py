@@ -15,13 +15,8 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]
 
-_PROXIES = (
-    *("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"),
-    *("async::generic", "tensormap::generic"),
-)
-
-_SHARED_PROXIES = ("async", "async.shared::cta", "async.shared::cluster", "async::generic")
-"""Those that put accesses to shared memory in order."""
+_PROXIES = ("alias", "async", "async::generic", "tensormap::generic")
+_SPACES = ("global", "shared::cta", "shared::cluster")
 
 
 @effect("fence", "membar", destinations=0, types=("u64", "u32"))
@@ -32,8 +27,8 @@ def fence(i: Instruction) -> Function:
     initialised = modifiers.flag("mbarrier_init")
     modifiers.flag("sync_restrict::shared::cta")
     modifiers.flag("sync_restrict::shared::cluster")
-    for name in ("global", "shared::cta", "shared::cluster"):
-        modifiers.flag(name)
+    spaces = [name for name in _SPACES if modifiers.flag(name)]
+    shared = proxy in ("async", "async::generic") and spaces != ["global"]
     modifiers.one_of("sc", "acq_rel", "acquire", "release", default="acq_rel")
     modifiers.one_of("cta", "cluster", "gpu", "sys", "gl", default="gpu")
     modifiers.done()
@@ -42,7 +37,7 @@ def fence(i: Instruction) -> Function:
         watch = warp.block.grid.watch
         if watch is None:
             return
-        if proxy in _SHARED_PROXIES:
+        if shared:
             watch.fence_proxy(warp, mask)
         elif initialised:
             watch.fence_mbarrier_init(warp, mask)

@@ -73,6 +73,12 @@ def _try_cancel(i: Instruction, modifiers: Modifiers) -> Function:
                         for value in (addresses[lane], barriers[lane])
                     )
                     watch.copies.fills(warp, lane, place, RESPONSE_BYTES, signalled, i)
+            if (watch := block.grid.watch) is not None:
+                for target in blocks:
+                    places = (
+                        target.shared.absolute(int(x[lane]) & OFFSET_MASK) for x in (addresses, barriers)
+                    )
+                    watch.copies.fills(warp, lane, next(places), RESPONSE_BYTES, next(places), i)
             complete = _response(blocks, int(addresses[lane]), int(barriers[lane]), str(warp))
             block.grid.issue(Copy(f"a try_cancel issued by {warp} at PTX line {i.line}", complete))
         block.grid.changes += 1

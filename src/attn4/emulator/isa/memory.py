@@ -246,7 +246,7 @@ def st(i: Instruction) -> Function:
             i, f"{len(_items(i.operands[1]))} values of type {kind} for a vector of {count}"
         )
     size = WIDTHS[kind] // 8
-    element = np.dtype(f"u{size}")
+    element = np.dtype(f"u{min(size, 8)}")
     locate = displaced(address)
 
     def run(warp: Warp, mask: Mask, base: Lanes, *values: Lanes) -> None:

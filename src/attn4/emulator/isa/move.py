@@ -40,7 +40,7 @@ def _mov_types(i: Instruction) -> tuple[str, ...]:
 def _part_type(i: Instruction, kind: str, vector: Vector) -> np.dtype[Any]:
     bits, count = WIDTHS[kind], len(vector.items)
     part = bits // count
-    if count not in (2, 4) or kind[0] != "b" or part not in (16, 32, 64):
+    if count not in (2, 4) or kind[0] != "b" or part not in (8, 16, 32, 64):
         raise UnsupportedInstruction(i, f"{count} parts of type {kind}")
     for item in vector.items:
         if isinstance(item, Register) and item.type != f"b{part}":

@@ -83,6 +83,10 @@ WIDTHS: Final = {f"{kind}{bits}": bits for kind in "bsu" for bits in (8, 16, 32,
     "e5m2": 8,
     "e4m3x2": 16,
     "e5m2x2": 16,
+    "e2m1x2": 8,
+    "e2m3x2": 16,
+    "e3m2x2": 16,
+    "ue8m0x2": 16,
 }
 """Bits that a value of each type takes in a register."""
 
@@ -116,9 +120,10 @@ class UnsupportedInstruction(UnsupportedError):  # noqa: N818
 class Modifiers:
     """The modifiers of one instruction, taken one by one; what no one took is an error."""
 
-    def __init__(self, i: Instruction) -> None:
+    def __init__(self, i: Instruction, left: Iterable[str] | None = None) -> None:
+        """``left``: those that are to be taken, if not all of them."""
         self._instruction = i
-        self._left = list(i.modifiers)
+        self._left = list(i.modifiers if left is None else left)
 
     def flag(self, name: str) -> bool:
         """Take `name` if it is there."""
@@ -164,6 +169,8 @@ class Definition:
     types
         Type of each source, flattened, for the width of immediates: a tuple, of which the last entry
         repeats, or a function of the instruction; "T" stands for the last type among the modifiers.
+    form
+        First modifier of the instructions that it is for, where that makes another instruction of the opcode.
     """
 
     opcode: str
@@ -172,6 +179,7 @@ class Definition:
     kinds: frozenset[str] | None = None
     destinations: int | Callable[[Instruction], int] = 1
     types: Types | Callable[[Instruction], Types] = ("T",)
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +233,11 @@ def effect(
     kinds: frozenset[str] | None = None,
     destinations: int | Callable[[Instruction], int] = 1,
     types: Types | Callable[[Instruction], Types] = ("T",),
+    form: str = "",
 ) -> Callable[[Builder], Builder]:
     """Declare the definition of `opcodes` as one that sees the warp and active lanes; see `Definition`."""
     return _declaration(
-        lambda opcode, build: Definition(opcode, build, True, kinds, destinations, types), opcodes
+        lambda opcode, build: Definition(opcode, build, True, kinds, destinations, types, form), opcodes
     )
 
 
@@ -264,6 +273,8 @@ def _declaration(
 def _add(definition: Definition) -> None:
     same = DEFINITIONS.setdefault(definition.opcode, [])
     for other in same:
+        if definition.form != other.form:
+            continue
         if definition.kinds is None or other.kinds is None or definition.kinds & other.kinds:
             raise ValueError(f"{definition.opcode} is defined twice")
     same.append(definition)
@@ -285,6 +296,11 @@ def find(i: Instruction) -> Definition:
     if not candidates:
         raise UnsupportedInstruction(i, f"opcode {i.opcode} is not known")
     for definition in candidates:
+        if definition.form and i.modifiers[:1] == (definition.form,):
+            return definition
+    for definition in candidates:
+        if definition.form:
+            continue
         if definition.kinds is None or value_type(i) in definition.kinds:
             return definition
     raise UnsupportedInstruction(i, f"type {value_type(i)} is not known here")

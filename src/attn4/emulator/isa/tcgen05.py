@@ -413,9 +413,10 @@ def _scaled_mma(i: Instruction, modifiers: Modifiers, group: int, kind: str) -> 
 def _cp(i: Instruction, modifiers: Modifiers) -> Function:
     """PTX tcgen05.cp: "asynchronous copy from shared memory to tensor memory", in order with products."""
     group = _group(modifiers)
-    shape = modifiers.one_of("128x256b", "128x128b", "32x128b")
-    if modifiers.flag("warpx4"):
-        shape += ".warpx4"
+    shape = modifiers.one_of("128x256b", "128x128b", "64x128b", "32x128b")
+    spread = {"32x128b": ("warpx4",), "64x128b": ("warpx2::02_13", "warpx2::01_23")}.get(shape)
+    if spread:
+        shape += f".{modifiers.one_of(*spread)}"
     modifiers.done()
     locate = displaced(address_operand(i, 0))
 

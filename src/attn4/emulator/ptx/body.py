@@ -13,11 +13,15 @@ from attn4.emulator.ptx.functions import SYSTEM, Call, Function, Parameter, call
 from attn4.emulator.ptx.graph import basic_blocks
 from attn4.emulator.ptx.module import (
     Address,
+    Guard,
+    Immediate,
     Instruction,
     Kernel,
     Label,
     Launch,
+    Negated,
     Param,
+    Register,
     SourceLocation,
     Symbol,
     Variable,
@@ -252,6 +256,32 @@ class Body:
                 return replace(i, modifiers=modifiers)
         return i
 
+    def _opened(
+        self, item: Instruction | Label, targets: Mapping[str, tuple[str, ...]]
+    ) -> Iterator[Instruction | Label]:
+        """A branch by an index is a comparison and a branch for each label; behind them it is a fault.
+
+        PTX brx.idx: "Behavior is undefined if the value of index operand is greater than or equal to" the
+        number of labels.
+        """
+        label = item.operands[-1] if isinstance(item, Instruction) and item.opcode == "brx" else None
+        if not isinstance(item, Instruction) or not isinstance(label, Label) or label.name not in targets:
+            yield item
+            return
+        guard = (item.guard.register,) if item.guard and not item.guard.negated else ()
+        inverse = (Negated(item.guard.register),) if item.guard and item.guard.negated else ()
+        joined = ("and",) if item.guard else ()
+        for number, name in enumerate(targets[label.name]):
+            chosen = Register(self.names.unique("%chosen"), "pred", "pred")
+            self.names.registers[chosen.name] = chosen
+            operands = (chosen, item.operands[0], Immediate(number, "s64"), *guard, *inverse)
+            yield replace(
+                item, opcode="setp", modifiers=("eq", *joined, "u32"), operands=operands, guard=None
+            )
+            branch = Guard(chosen, negated=False)
+            yield replace(item, opcode="bra", modifiers=(), operands=(Label(name),), guard=branch)
+        yield replace(item, opcode="trap", modifiers=(), operands=())
+
     def kernel(self, files: dict[int, str]) -> Kernel:
         """The finished record, with the source ``files`` of the module by their numbers."""
         where = _Locations(files)
@@ -264,6 +294,8 @@ class Body:
                 made = instruction(text, scope, line, where(loc, line) if loc else None)
                 items.append(self._of_passed(made) if self.passed else made)
         targets = {name: _labels(found) for name, found in self.lists.items()}
+        if targets:
+            items = [part for item in items for part in self._opened(item, targets)]
         blocks, labels = basic_blocks(items, targets)
         used = [variable for variable in self.outside if variable.name in self.names.symbols]
         declared = used + self.variables

@@ -235,7 +235,11 @@ class PhaseWait:
         return self.barrier.phase != self.seen
 
     def __str__(self) -> str:
-        return f"{self.wanted} of {self.barrier}, arrived last: {self.barrier.last}"
+        phase = self.barrier.phase
+        missed = (
+            f"; phase {phase - 2} had it, too, and is over" if phase >= 2 and "parity" in self.wanted else ""
+        )
+        return f"{self.wanted} of {self.barrier}, arrived last: {self.barrier.last}{missed}"
 
 
 def may_be_over(waiting: object) -> bool:

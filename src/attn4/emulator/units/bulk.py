@@ -233,6 +233,8 @@ def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[i
     """Where a box and its tensor meet, None if nowhere."""
     if len(coordinates) != tensor_map.rank:
         raise DescriptorError(f"{len(coordinates)} coordinates for a tensor map of rank {tensor_map.rank}")
+    if tensor_map.per_byte > 1 and not coordinates[0] % tensor_map.per_byte:
+        coordinates = (coordinates[0] // tensor_map.per_byte, *coordinates[1:])
     across = coordinates[0] * tensor_map.strides[0]
     if across % COPY_ALIGNMENT:
         # Not in PTX; an H200 stops with "an illegal instruction was encountered".

@@ -2,10 +2,9 @@
 
 Summation order. Products of operands are exact; the K products of an element (8, 16 or 32 of them) are summed
 in float64 and rounded once to float32; that sum is added to the accumulator with one more float32 rounding.
-So a result does not depend on the order in which a BLAS sums. The tensor core aligns the products and the
-accumulator to the largest exponent and truncates what falls below: the two agree to about the last bit of
-float32 of the largest term. The lower precision with which sm_90a accumulates fp8 is not modelled. Integer
-sums are exact and wrap or saturate at 32 bits.
+So a result does not depend on the order in which a BLAS sums. An H200 sums in another way, which `fused`
+follows bit for bit: the two agree to about the last bit of float32 of the largest term, for 8-bit operands
+to 13 bits. Integer sums are exact and wrap or saturate at 32 bits.
 """
 
 from __future__ import annotations

@@ -87,8 +87,9 @@ class ScaledProduct(Product):
 
     def _scales(self, cta: Cta, address: int, rows: int, first: int) -> list[Doubles]:
         """The copy of each quarter of the lanes: the scale of each element, (rows, K)."""
-        if address >> 16:
-            raise TensorMemoryFault(f"scales at lane {address >> 16} of tensor memory, not 0")
+        # Programs leave in bits 30 and 31 the byte that the instruction descriptor names.
+        if lane := address >> 16 & 0x3FFF:
+            raise TensorMemoryFault(f"scales at lane {lane} of tensor memory, not 0")
         columns = -(-rows // _QUARTER)
         words = cta.tensor.read(slice(0, 128), address & 0xFFFF, columns, cta.owner)
         found = []

@@ -246,17 +246,26 @@ def decode_instruction(kind: str, bits: int, cta_group: int) -> Product:
 
 
 def copy_matrix(cta: Cta, shape: str, address: int, descriptor: int) -> None:
-    """tcgen05.cp into one CTA's tensor memory (PTX 9.7.16.9.2): "128x256b", "128x128b" or "32x128b.warpx4".
+    """tcgen05.cp into one CTA's tensor memory (PTX 9.7.16.9.2).
 
-    Row r of the K-major source goes to lane r, 4 bytes a column; with warpx4 32 rows go to each quarter of
-    the lanes. Raises DescriptorError for the other shapes.
+    Row r of the K-major source goes to lane r, 4 bytes a column. With warpx4 the 32 rows go to each quarter
+    of the lanes; with warpx2 the first and the second 32 rows each go to two of them. Raises DescriptorError
+    for the other shapes.
     """
-    forms = {"128x256b": (128, 32), "128x128b": (128, 16), "32x128b.warpx4": (32, 16)}
+    forms = {
+        "128x256b": (128, 32, (0, 1, 2, 3)),
+        "128x128b": (128, 16, (0, 1, 2, 3)),
+        "64x128b.warpx2::02_13": (64, 16, (0, 1, 0, 1)),
+        "64x128b.warpx2::01_23": (64, 16, (0, 0, 1, 1)),
+        "32x128b.warpx4": (32, 16, (0, 0, 0, 0)),
+    }
     if shape not in forms:
         raise DescriptorError(f"tcgen05.cp .{shape} is not emulated; {', '.join(forms)} are")
-    rows, depth = forms[shape]
+    rows, depth, parts = forms[shape]
     if address >> 16:
         raise TensorMemoryFault(f"tcgen05.cp .{shape} to lane {address >> 16}; it fills the lanes from 0 on")
     raw = gather(cta.shared, decode_tcgen05(descriptor), Tile(rows, depth, 1))
-    words = np.tile(np.ascontiguousarray(raw).view(np.uint32), (128 // rows, 1))
-    cta.tensor.write(slice(0, 128), address & 0xFFFF, words, cta.owner)
+    words = np.ascontiguousarray(raw).view(np.uint32).reshape(rows // 32, 32, -1)
+    cta.tensor.write(
+        slice(0, 128), address & 0xFFFF, np.concatenate([words[part] for part in parts]), cta.owner
+    )

@@ -20,7 +20,7 @@ from math import prod
 from attn4.emulator.faults import EmulationError
 from attn4.emulator.units.swizzle import Swizzle
 
-# Names and bytes of the element types. 11 and more (packed 4- and 6-bit elements) repack what they copy.
+# Names and bytes of the element types. 12 and more (4- and 6-bit elements with gaps) repack what they copy.
 ELEMENTS = {
     0: ("u8", 1),
     1: ("u16", 2),
@@ -34,6 +34,7 @@ ELEMENTS = {
     9: ("f64", 8),
     10: ("bf16", 2),
 }
+PAIRS_OF_4_BITS = 11  # two elements a byte, copied as they are: here bytes, of half as many
 SWIZZLES = (Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128)
 WORD2_KNOWN = 0x7 << 4 | 0xF << 7 | 0xF << 13 | 1 << 1 | 3 << 17 | 3 << 21
 WORD2_CONSTANT = 1 << 1 | 1 << 18  # as CuTe-DSL has them
@@ -69,6 +70,8 @@ class TensorMap:
         Whether a load gives NaN, not zeros, for what lies outside the tensor.
     tf32
         Whether a load rounds float32 to tf32.
+    per_byte
+        Elements of 4 bits in one of ``element``, then "u8": 2. Coordinates of dimension 0 count them.
     """
 
     address: int
@@ -80,6 +83,7 @@ class TensorMap:
     steps: tuple[int, ...] = ()
     nan_fill: bool = False
     tf32: bool = False
+    per_byte: int = 1
 
     @property
     def rank(self) -> int:
@@ -120,6 +124,10 @@ def _decode(descriptor: bytes) -> TensorMap:
     if unknown := words[13] & 0xFF8000:
         raise DescriptorError(f"tensor map: bits {unknown:#x} of word 13 are not understood")
     rank, kind = (words[2] >> 4 & 7) + 1, words[2] >> 7 & 15
+    per_byte = 2 if kind == PAIRS_OF_4_BITS else 1
+    kind = 0 if kind == PAIRS_OF_4_BITS else kind
+    if per_byte == 2 and (words[8] & 1, words[13] >> 24 & 1) != (1, 1):
+        raise DescriptorError("tensor map: an odd number of elements of 4 bits in a row")
     if rank > 5 or kind not in ELEMENTS:
         raise DescriptorError(
             f"tensor map of rank {rank} and element type {kind}; known are 1-5 and {tuple(ELEMENTS)}"
@@ -127,17 +135,18 @@ def _decode(descriptor: bytes) -> TensorMap:
     element, size = ELEMENTS[kind]
     high = words[7]
     strides = tuple((words[3 + i] | (high >> 4 * i & 15) << 32) << 4 for i in range(rank - 1))
-    boxes = (words[13] >> 24, *(words[14] >> 8 * i & 255 for i in range(4)))
+    boxes = ((words[13] >> 24) // per_byte, *(words[14] >> 8 * i & 255 for i in range(4)))
     result = TensorMap(
         address=words[0] | words[1] << 32,
         element=element,
-        shape=tuple(words[8 + i] + 1 for i in range(rank)),
+        shape=((words[8] + 1) // per_byte, *(words[8 + i] + 1 for i in range(1, rank))),
         strides=(size, *strides),
         box=tuple(b + 1 for b in boxes[:rank]),
         swizzle=SWIZZLES[words[2] >> 13 & 3],
         steps=_steps(words[13], rank),
         nan_fill=bool(words[2] & NAN_FILL),
         tf32=bool(words[2] & TO_TF32),
+        per_byte=per_byte,
     )
     _check(result)
     return result
@@ -157,6 +166,9 @@ def encode(tensor_map: TensorMap) -> bytes:
     extents = [s - 1 for s in tensor_map.shape] + [0] * (5 - tensor_map.rank)
     boxes = [b - 1 for b in tensor_map.box] + [0] * (5 - tensor_map.rank)
     word2 = WORD2_CONSTANT | (tensor_map.rank - 1) << 4 | code << 7 | SWIZZLES.index(tensor_map.swizzle) << 13
+    if tensor_map.per_byte == 2:
+        word2 |= PAIRS_OF_4_BITS << 7
+        extents[0], boxes[0] = 2 * extents[0] + 1, 2 * boxes[0] + 1
     word2 |= NAN_FILL * tensor_map.nan_fill | TO_TF32 * tensor_map.tf32
     words = (
         tensor_map.address & 0xFFFFFFFF,
