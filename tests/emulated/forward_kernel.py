@@ -1,9 +1,10 @@
-"""attn4's own Hopper forward, run on the emulator."""
+"""attn4's own forward kernels, run on the emulator."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ class Case:
     lens_q: tuple[int, ...] | None = None
     lens_k: tuple[int, ...] | None = None
     ctas: int = 2
+    arch: str = "sm_90a"
+    changes: tuple[tuple[str, Any], ...] = ()
+    """Fields of the plan that differ from the chosen ones."""
 
     @property
     def packed(self) -> bool:
@@ -57,7 +61,7 @@ def artifact(case: Case) -> Artifact:
         cu_seqlens_q=case.packed,
         cu_seqlens_k=case.packed,
     )
-    return artifact_for(choose(problem, machine("sm_90a")))
+    return artifact_for(replace(choose(problem, machine(case.arch)), **dict(case.changes)))
 
 
 def _shape(case: Case, rows: int, heads: int) -> tuple[int, ...]:
@@ -84,7 +88,7 @@ class Result:
         return ((self.out.float() - self.expected).norm() / self.expected.norm()).item()
 
 
-def attend(case: Case, schedule: Schedule, *, sms: int = 4, seed: int = 0) -> Result:
+def attend(case: Case, schedule: Schedule, *, sms: int = 4, seed: int = 0, hazards: bool = False) -> Result:
     """Run one call under ``schedule``; what is not written stays NaN."""
     generator = torch.Generator().manual_seed(seed)
     rows_q = sum(case.lens_q) if case.lens_q else case.seqlen_q
@@ -99,7 +103,7 @@ def attend(case: Case, schedule: Schedule, *, sms: int = 4, seed: int = 0) -> Re
     found = artifact(case)
     counter = torch.zeros(2, dtype=torch.int32) if found.description.plan["schedule"]["dynamic"] else None
     starts = _starts(case.lens_q), _starts(case.lens_k)
-    runner = Runner(schedule, Residency(sms=sms))
+    runner = Runner(schedule, Residency(sms=sms), hazards=hazards)
     scale = case.head_dim**-0.5
     with emulated(runner):
         kernel = load_emulated(found)

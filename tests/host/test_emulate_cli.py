@@ -98,7 +98,7 @@ def test_a_fault_of_the_kernel_is_a_hazard_and_ends_with_status_1(capsys, monkey
     ("words", "reason"),
     [
         (["--backward"], "backward"),
-        (["--arch", "sm_100a"], "sm_100a"),
+        (["--arch", "sm_100a", "--backward"], "sm_100a"),
         (["--arch", "sm_80"], "'sm_80' is not emulated"),
         (["--head-dim", "100"], "head_dim is 100"),
         (["--heads", "3", "--kv-heads", "2"], "3 query heads"),

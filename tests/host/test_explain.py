@@ -121,7 +121,7 @@ def test_json_and_text_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert tile["cycles"] == {"tensor core": 1024, "exponential": 1024, "shared memory": 768}
     assert sum(term["cycles"] for term in tile["terms"]) == 1024 + 1024 + 768
     assert data["supported"] is True
-    assert data["runnable"] is False
+    assert data["runnable"] is True
     assert [role["name"] for role in data["plan"]["roles"]][:3] == ["softmax0", "softmax1", "correction"]
     assert data["tiles"]["slots"] == 148
 

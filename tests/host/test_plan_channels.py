@@ -117,7 +117,7 @@ def test_a_wrong_count_on_hopper_is_refused_with_its_arithmetic() -> None:
 
 def test_an_empty_side_that_vanishes_is_missed_in_the_barrier_count() -> None:
     found = faults(changed(FORWARD, "channels", "row_stats0", empty_arrivals=0), B200)
-    assert any("240 bytes, but the channels have 29 barriers: 29 x 8 = 232" in fault for fault in found)
+    assert any("224 bytes, but the channels have 27 barriers: 27 x 8 = 216" in fault for fault in found)
 
 
 def test_a_slot_that_never_comes_back_is_refused() -> None:
@@ -174,7 +174,7 @@ def test_the_register_budget_is_spelled_out() -> None:
         ),
         ("probabilities1", {"borrows": "scores2"}, "borrows scores2, which does not exist"),
         ("probabilities1", {"borrows": "probabilities0"}, "which owns no tensor memory"),
-        ("barriers", {"offset": 232_400}, "end at 232640 bytes, but sm_100a has 232448"),
+        ("barriers", {"offset": 232_400}, "end at 232624 bytes, but sm_100a has 232448"),
     ],
 )
 def test_memory_out_of_its_bounds_is_refused_with_its_arithmetic(
@@ -205,9 +205,9 @@ def test_a_name_declared_twice_is_refused() -> None:
 
 def test_a_barrier_buffer_of_another_size_is_refused() -> None:
     one_fault(
-        changed(FORWARD, "buffers", "barriers", shape=(29,), size=232),
+        changed(FORWARD, "buffers", "barriers", shape=(27,), size=216),
         B200,
-        "buffer barriers has 232 bytes, but the channels have 30 barriers: 30 x 8 = 240",
+        "buffer barriers has 216 bytes, but the channels have 28 barriers: 28 x 8 = 224",
     )
 
 

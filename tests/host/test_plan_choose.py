@@ -262,11 +262,13 @@ def test_backward_on_hopper_says_that_it_has_no_plan_yet() -> None:
         choose(replace(PLAIN, direction="backward"), machine("H200"))
 
 
-def test_forward_runs_on_hopper_and_only_on_hopper_today() -> None:
-    assert runnable(PLAIN, machine("H200")) == ()
+def test_forward_runs_on_all_machines_and_backward_on_none_today() -> None:
+    for where in (machine("H200"), B200, machine("B300")):
+        assert runnable(PLAIN, where) == ()
+    backward = replace(PLAIN, direction="backward")
     for where in (B200, machine("B300")):
-        assert unsupported(PLAIN, where) == ()
-        assert "kernels are not built yet" in runnable(PLAIN, where)[0]
+        assert unsupported(backward, where) == ()
+        assert "kernels are not built yet" in runnable(backward, where)[0]
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def runnable(problem: Problem, machine: Machine) -> tuple[str, ...]:
     reasons = unsupported(problem, machine)
     if not reasons and problem.direction == "backward":
         reasons = (
-            f"The backward pass on {machine.chip} ({machine.name}) has plans, but its kernels are not built yet. "
-            f"Call it without gradients, or {REFERENCE}.",
+            f"The backward pass on {machine.chip} ({machine.name}) has plans, but its kernels are not built "
+            f"yet. Call it without gradients, or {REFERENCE}.",
         )
     return reasons
 

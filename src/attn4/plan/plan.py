@@ -104,8 +104,8 @@ class Plan:
     With ``late_release`` keys are released only after half of the exponentials: nothing but a data
     dependence keeps ptxas from moving the wait for the output product above all of them.
 
-    ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step hand
-    their probabilities over last: O += P V begins without them.
+    ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step
+    hand their probabilities over last: O += P V begins without them.
     """
 
     arch: str

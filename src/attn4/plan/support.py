@@ -57,7 +57,7 @@ INTRODUCTION = """\
 Made by `python -m attn4.plan.support > docs/support.md` from the predicates that also raise the errors
 (`unsupported` and `runnable` in `attn4/plan/choose.py`); a test fails when this page is stale.
 
-- **runs**: a kernel is there.
+- **runs**: a kernel is there. Those for Hopper ran on an H200; those for Blackwell ran on the emulator only.
 - planned: `attn4 explain` shows the plan; no kernel is built from it yet.
 - no: no plan.
 

@@ -31,7 +31,7 @@ class Carried:
 
 
 class Bundle(Carried):
-    """Named ends of channels that a role passes on together; ``name0``, ``name1`` belong to numbered tiles."""
+    """Named ends of channels that a role passes on together; ``name0``, ``name1`` are of numbered tiles."""
 
     def __init__(self, **ends):
         self.carried = tuple(ends)

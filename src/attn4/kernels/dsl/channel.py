@@ -13,8 +13,8 @@ from attn4.kernels.dsl.carried import Carried, Fixed
 class Ring(Fixed):
     """The barriers of one channel: ``stages`` full ones from ``barriers`` on, then as many empty ones.
 
-    A channel without empty arrivals has no empty barriers: its slot comes back with another channel. ``number``
-    counts the CTA's barriers before it.
+    A channel without empty arrivals has no empty barriers: its slot comes back with another channel.
+    ``number`` counts the CTA's barriers before it.
     """
 
     def __init__(self, channel, barriers, number: int):

@@ -58,7 +58,9 @@ def exp2_fma_pair(x):
 
 
 def scale_by_power(value, shifted):
-    """``value`` times 2^n, n in the low mantissa bits of ``shifted``: an integer add, which no FMA unit does."""
+    """``value`` times 2^n, n in the low mantissa bits of ``shifted``: an integer add, which no FMA unit
+    does.
+    """
     return cute.arch.inline_ptx(
         "{ .reg .b32 e, p; mov.b32 e, {$r0}; shl.b32 e, e, 23; mov.b32 p, {$r1}; "
         "add.s32 p, p, e; mov.b32 {$w0}, p; }",

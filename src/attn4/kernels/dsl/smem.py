@@ -68,7 +68,9 @@ class Arena(Fixed):
 
 
 def offset_of(plan, name: str, tile):
-    """Offset of the buffer ``name0``, ``name1``, ... of query tile ``tile``, which may be known only on the device."""
+    """Offset of the buffer ``name0``, ``name1``, ... of query tile ``tile``, which may be known only on the
+    device.
+    """
     first = plan.buffer(f"{name}0").offset
     if plan.query_tiles == 1:
         return first

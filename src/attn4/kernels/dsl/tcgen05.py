@@ -1,4 +1,5 @@
-"""Matrix products of Blackwell's tensor core (tcgen05), accumulated in tensor memory and issued by one thread.
+"""Matrix products of Blackwell's tensor core (tcgen05), accumulated in tensor memory and issued by one
+thread.
 
 A product of M = 128 rows keeps row i of its accumulator in lane i and column j in column j; operand A in
 tensor memory holds two 16-bit elements a column. Products of one thread execute in the order of issue.
@@ -24,15 +25,13 @@ STEP = 16
 
 def tiled_product(dtype, shape, b_major, a_source, cta_group: int = 1):
     """A product of ``shape`` (rows, columns), the rows shared by the CTAs of the group."""
-    return make_trivial_tiled_mma(
-        dtype, dtype, K_MAJOR, b_major, Float32, GROUPS[cta_group], shape, a_source
-    )
+    return make_trivial_tiled_mma(dtype, dtype, K_MAJOR, b_major, Float32, GROUPS[cta_group], shape, a_source)
 
 
 @cute.jit
 def issue(tiled_mma, acc, operands, steps: cutlass.Constexpr, accumulate):
-    """Start ``acc (+)= a b`` over the ``steps`` of the inner dimension; without ``accumulate`` the first of all
-    overwrites ``acc``.
+    """Start ``acc (+)= a b`` over the ``steps`` of the inner dimension; without ``accumulate`` the first of
+    all overwrites ``acc``.
     """
     a, b = operands
     atom = cute.make_mma_atom(tiled_mma.op)

@@ -1,14 +1,13 @@
 """Tensor memory as the plan lays it out, and how threads read and write rows of it.
 
-A CTA has 128 lanes of 512 columns of 32 bits. Thread t of a warpgroup reaches the lanes of its warp, and moves
-consecutive columns of lane t (PTX ISA, tcgen05.ld and tcgen05.st, shape .32x32b).
+A CTA has 128 lanes of 512 columns of 32 bits. Thread t of a warpgroup reaches the lanes of its warp, and
+moves consecutive columns of lane t (PTX ISA, tcgen05.ld and tcgen05.st, shape .32x32b).
 """
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import dsl_user_op
@@ -66,7 +65,7 @@ class TensorArena(Fixed):
 
 
 def load(columns, first: int, registers, thread):
-    """Start to read consecutive columns from ``first`` on of this thread's lane into float32 ``registers``."""
+    """Start to read columns from ``first`` on of this thread's lane into float32 ``registers``."""
     _move(tcgen05.copy.Ld32x32bOp, columns, first, registers, thread)
 
 

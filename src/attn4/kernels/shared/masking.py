@@ -35,7 +35,7 @@ def apply_mask(scores, bounds: cutlass.Constexpr, tile, rows, block: Int32):
 
 @cute.jit
 def mask_row(scores, bounds: cutlass.Constexpr, tile, row, block: Int32):
-    """Mask the scores of key block ``block`` in a thread that holds all of ``row``, a row of the row block."""
+    """Mask the scores of key block ``block`` in a thread that holds all of ``row`` of the row block."""
     position = bounds.position_in(tile, row)
     end = bounds.end_key(position, tile) - block * bounds.tile_n
     end = end if position < tile.q_len else Int32(0)

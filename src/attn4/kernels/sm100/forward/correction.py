@@ -1,7 +1,8 @@
 """The correcting role: rescales outputs whose maximum grew, and finishes each tile, off the softmax's path.
 
-A factor for step j arrives after the scores of step j were full, and so after the output of step j - 1 was complete:
-products complete in the order of issue. A thread has the row that the softmax thread of its number has.
+A factor for step j arrives after the scores of step j were full, and so after the output of step j - 1 was
+complete: products complete in the order of issue. A thread has the row that the softmax thread of its number
+has.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Corrector(Fixed):
 
     @cute.jit
     def stage(self, i: cutlass.Constexpr[int], factor, exists):
-        """Round the row of query tile ``i``, times ``factor``, into its staging area; zeros if it is padding."""
+        """Round the row of query tile ``i``, times ``factor``, into its staging area; zeros if it is
+        padding.
+        """
         dtype = self.staging.element_type
         for first in cutlass.range_constexpr(0, self.plan.head_dim_v, PIECE):
             values = self.load(i, first)

@@ -168,7 +168,11 @@ class Forward:
         if warp >= multiplying:
             cute.arch.setmaxregister_decrease(plan.role("mma").registers)
         if warp == multiplying:
-            shared = (self.tile(arena, "query"), self.tile(arena, "key"), transposed(self.tile(arena, "value")))
+            shared = (
+                self.tile(arena, "query"),
+                self.tile(arena, "key"),
+                transposed(self.tile(arena, "value")),
+            )
             multiply(self.stream(place), Products(plan, self.dtype, shared, tensor), self.mma_ends(rings))
         if warp == plan.role("store").first_warp:
             pack = plan.pack_gqa
@@ -179,15 +183,18 @@ class Forward:
         if warp == plan.role("load").first_warp:
             row_tiles = (
                 tma.RowTiles(copies.query, copies.query_rows, self.tile(arena, "query"), pack=plan.pack_gqa),
-                tma.RowTiles(
-                    copies.key, copies.key_rows, self.tile(arena, "key"), bounded=self.bounded_keys
-                ),
+                tma.RowTiles(copies.key, copies.key_rows, self.tile(arena, "key"), bounded=self.bounded_keys),
                 tma.RowTiles(
                     copies.value, copies.value_rows, self.tile(arena, "value"), bounded=self.bounded_keys
                 ),
             )
             names = [name for name in ("query", "key_value", "key", "value") if name in rings]
-            load(self.stream(place), lengths.group, row_tiles, Bundle(**{name: Producer(rings[name]) for name in names}))
+            load(
+                self.stream(place),
+                lengths.group,
+                row_tiles,
+                Bundle(**{name: Producer(rings[name]) for name in names}),
+            )
         if cutlass.const_expr(plan.schedule.dynamic):
             if warp == plan.role("schedule").first_warp:
                 order = TileOrder(plan, bounds, lengths)

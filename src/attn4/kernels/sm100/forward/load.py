@@ -12,7 +12,8 @@ from attn4.kernels.sm100.forward.tiles import next_tile
 
 @cute.jit
 def load(stream, group: Int32, row_tiles, ends):
-    """Follow the tiles; each key block comes before the value block of the step before, as products take them.
+    """Follow the tiles; each key block comes before the value block of the step before, as products take
+    them.
 
     Where the output leaves through the query's slots these change hands for every tile, keys or none.
     """

@@ -1,8 +1,8 @@
 """The multiplying role: one warp issues both products of every query tile.
 
-For each step of keys, in this order for query tile 0 and then 1: O += P V, then the S = Q K^T of the next step. So
-the tensor core works for one tile while the softmax of the other runs; and as products complete in the order of
-issue, a full S says that the O before it is complete.
+For each step of keys, in this order for query tile 0 and then 1: O += P V, then the S = Q K^T of the next
+step. So the tensor core works for one tile while the softmax of the other runs; and as products complete in
+the order of issue, a full S says that the O before it is complete.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The softmax role of one query tile: a thread a row, scores in and probabilities out through tensor memory.
 
-The probabilities of a step lie in the columns of its scores, which are all read before. Nothing waits for the output:
-a maximum that grew is left to the correction warpgroup, which gets the factor through shared memory.
+The probabilities of a step lie in the columns of its scores, which are all read before. Nothing waits for
+the output: a maximum that grew is left to the correction warpgroup, which gets the factor through shared
+memory.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ PIECE = 32
 class RowSoftmax(Fixed):
     """The statistics of a thread's row, and where the query tile's scores, probabilities and factors lie.
 
-    ``row_max`` is in units of the raw scores and lags behind the true maximum by at most ``rescale_threshold`` in
-    log2 units; ``row_sum`` is the sum of 2^((score - row_max) * scale). ``row_stats`` (rows, 2) is shared memory: the
-    factor of the output in column 0 (of the first step without meaning), and after the last step the sum in column 0
-    and the maximum in column 1.
+    ``row_max`` is in units of the raw scores and lags behind the true maximum by at most
+    ``rescale_threshold`` in log2 units; ``row_sum`` is the sum of 2^((score - row_max) * scale).
+    ``row_stats`` (rows, 2) is shared memory: the factor of the output in column 0 (of the first step without
+    meaning), and after the last step the sum in column 0 and the maximum in column 1.
     """
 
     def __init__(self, plan, bounds, scale_log2, index: Int32, memory, thread):
@@ -76,7 +77,7 @@ class RowSoftmax(Fixed):
 
     @cute.jit
     def exponentiate(self, scores, first: cutlass.Constexpr[int], masked: cutlass.Constexpr[bool]):
-        """Turn ``PIECE`` scores from ``first`` on into probabilities, in place and rounded in tensor memory."""
+        """Turn ``PIECE`` scores from ``first`` on into probabilities, and store them, rounded."""
         scale, offset = self.scale[0], -(known(self.row_max[0], masked) * self.scale[0])
         words = cute.make_rmem_tensor(PIECE // 2, Int32)
         every = self.plan.softmax.fma_exp_every

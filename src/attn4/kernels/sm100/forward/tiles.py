@@ -13,8 +13,8 @@ from attn4.kernels.shared.tiles import read_record
 class TileStream(Carried):
     """One role's place in the sequence of tiles.
 
-    With a dynamic schedule the record of the next tile is read from ``words`` once ``announced`` says so; with a
-    static one every role finds its tiles by number.
+    With a dynamic schedule the record of the next tile is read from ``words`` once ``announced`` says so;
+    with a static one every role finds its tiles by number.
     """
 
     def __init__(self, plan, order, words, announced):

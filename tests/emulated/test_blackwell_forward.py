@@ -1,0 +1,112 @@
+"""The Blackwell forward of attn4, as compiled, gives on the emulator what the oracle gives, without a hazard."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("numpy")
+pytest.importorskip("tvm_ffi")
+
+import attn4.emulator
+from attn4.artifact.key import toolchain
+from attn4.emulator.schedule import Adversarial, Random, RoundRobin
+from attn4.plan.plan import SoftmaxPlan
+from cases import CASES
+from emulated.forward_kernel import Case, attend
+from judge import eager, judge, oracle
+
+pytestmark = [
+    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+]
+
+BFLOAT16_ERROR = 2.5e-3
+"""Relative L2: rounding P and the output to bfloat16 gives 1.9e-3 to 2.4e-3."""
+LSE_ERROR = 1e-5
+MOST_PRODUCTS = 3_000_000
+"""Query-key pairs of a case that the emulator finishes in seconds."""
+
+CAUSAL = Case(128, "causal", 300, 300, heads=2, kv_heads=1, ctas=1, arch="sm_100a")
+FULL = Case(128, "full", 260, 390, ctas=1, arch="sm_100a")
+SCHEDULES = {
+    "random": lambda: Random(1),
+    "random_together": lambda: Random(2, warps_together=4),
+    "late": lambda: Adversarial(late=True),
+    "at_once": lambda: Adversarial(late=False),
+}
+
+
+def check(result):
+    assert result.error < BFLOAT16_ERROR
+    torch.testing.assert_close(result.lse, result.expected_lse, atol=LSE_ERROR, rtol=0)
+    assert list(result.grid.findings) == []
+
+
+@pytest.mark.parametrize("case", [CAUSAL, FULL], ids=["causal", "full"])
+def test_warps_in_turn_give_attention(case):
+    check(attend(case, RoundRobin(), hazards=True))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_interleaving_gives_the_same_bits_without_a_hazard(schedule):
+    expected = attend(CAUSAL, RoundRobin())
+    result = attend(CAUSAL, SCHEDULES[schedule](), hazards=True)
+    check(result)
+    assert torch.equal(expected.out.view(torch.int16), result.out.view(torch.int16))
+    assert torch.equal(expected.lse, result.lse)
+
+
+KNOBS = {
+    "no threshold": {"softmax": SoftmaxPlan(0.0, 8)},
+    "threshold 8, no polynomial": {"softmax": SoftmaxPlan(8.0, 0)},
+    "a quarter by polynomial": {"softmax": SoftmaxPlan(8.0, 4)},
+    "all by polynomial": {"softmax": SoftmaxPlan(8.0, 1)},
+    "probabilities in one piece": {"late_keys": 0},
+    "probabilities in halves": {"late_keys": 64},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOBS)
+def test_the_extremes_of_a_plan_give_attention(name):
+    case = dataclasses.replace(FULL, changes=tuple(KNOBS[name].items()))
+    check(attend(case, Adversarial(late=True), hazards=True))
+
+
+CHOSEN = ("dim 72 causal", "size 193x353 causal 128", "full 256 40x300", "used queries and keys")
+
+
+def attended(case, arch):
+    """The public function on the emulated device ``arch``, judged; the device."""
+    inputs = case.inputs("cpu")
+    with attn4.emulator.device(arch, schedule="random", seed=3, sms=2, hazards=True) as gpu:
+        result = case.run(inputs, backend="emulator")
+    out, lse = result if case.lse else (result, None)
+    judge(out, lse, oracle(case, inputs), eager(case, inputs))
+    assert gpu.hazards == []
+    return gpu
+
+
+def is_small(case):
+    rows = case.q_shape[-3] * (1 if case.lens_q else case.batch)
+    return case.launches and rows * case.k_shape[-3] * case.heads <= MOST_PRODUCTS
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_the_public_function_runs_on_an_emulated_b200(name):
+    attended(next(case for case in CASES if case.name == name), "sm_100a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if is_small(case)], ids=lambda case: case.name)
+def test_every_small_case_of_the_list_runs_on_an_emulated_b200(case):
+    attended(case, "sm_100a")
+
+
+@pytest.mark.slow
+def test_the_public_function_runs_on_an_emulated_b300():
+    attended(next(case for case in CASES if case.name == CHOSEN[1]), "sm_103a")
