@@ -1,4 +1,4 @@
-"""The Blackwell forward of attn4, as compiled, gives on the emulator what the oracle gives, without a hazard."""
+"""The Blackwell forward of attn4 gives on the emulator what the oracle gives, without a hazard."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ pytestmark = [
 BFLOAT16_ERROR = 2.5e-3
 """Relative L2: rounding P and the output to bfloat16 gives 1.9e-3 to 2.4e-3."""
 LSE_ERROR = 1e-5
+POLYNOMIAL_ERROR = 8.8e-5
+"""Largest relative error of the degree-3 polynomial, and so of a sum of such terms."""
 MOST_PRODUCTS = 3_000_000
 """Query-key pairs of a case that the emulator finishes in seconds."""
 
@@ -40,9 +42,9 @@ SCHEDULES = {
 }
 
 
-def check(result):
+def check(result, lse_error=LSE_ERROR):
     assert result.error < BFLOAT16_ERROR
-    torch.testing.assert_close(result.lse, result.expected_lse, atol=LSE_ERROR, rtol=0)
+    torch.testing.assert_close(result.lse, result.expected_lse, atol=lse_error, rtol=0)
     assert list(result.grid.findings) == []
 
 
@@ -74,7 +76,7 @@ KNOBS = {
 @pytest.mark.parametrize("name", KNOBS)
 def test_the_extremes_of_a_plan_give_attention(name):
     case = dataclasses.replace(FULL, changes=tuple(KNOBS[name].items()))
-    check(attend(case, Adversarial(late=True), hazards=True))
+    check(attend(case, Adversarial(late=True), hazards=True), LSE_ERROR + POLYNOMIAL_ERROR)
 
 
 CHOSEN = ("dim 72 causal", "size 193x353 causal 128", "full 256 40x300", "used queries and keys")

@@ -80,14 +80,12 @@ class RowSoftmax(Fixed):
         """Turn ``PIECE`` scores from ``first`` on into probabilities, and store them, rounded."""
         scale, offset = self.scale[0], -(known(self.row_max[0], masked) * self.scale[0])
         words = cute.make_rmem_tensor(PIECE // 2, Int32)
-        every = self.plan.softmax.fma_exp_every
         for pair in cutlass.range_constexpr(PIECE // 2):
             column = first + 2 * pair
             x = cute.arch.fma_packed_f32x2(
                 (scores[column], scores[column + 1]), (scale, scale), (offset, offset), ftz=True
             )
-            # A masked score must give an exact zero, which the polynomial does not.
-            if cutlass.const_expr(every and not masked and pair % every == every - 1):
+            if cutlass.const_expr(not masked and self.by_polynomial(pair)):
                 x = math.exp2_fma_pair(x)
             else:
                 x = tuple(cute.math.exp2(value, fastmath=True) for value in x)
@@ -95,6 +93,11 @@ class RowSoftmax(Fixed):
             words[pair] = math.pack(x[0], x[1], self.dtype)
         stored = cute.recast_tensor(words, Float32)
         tensor_memory.store(stored, self.probability_columns, first // 2, self.thread)
+
+    def by_polynomial(self, pair: int) -> bool:
+        """Whether the FMA units exponentiate this pair; not if masked, as only 2^-inf is an exact zero."""
+        every = self.plan.softmax.fma_exp_every
+        return every > 0 and pair % every == every - 1
 
     @property
     def dtype(self):
