@@ -218,3 +218,61 @@ def test_a_cta_that_exits_while_its_peer_reads_its_memory_is_found(last, schedul
     text = kernel_text(THREAD + PEER.format(last), shared=16)
     found = findings(text, [words(64)], grid=2, block=32, cluster=2, schedule=named(schedule, 2))
     assert {h.kind for h in found} == (set() if last else {"exited"})
+
+
+THROUGH_GLOBAL_MEMORY = """
+.shared .align 8 .b64 full;
+mov.u32 %r10, memory;
+mov.u32 %r11, full;
+setp.ne.u32 %p1, %r0, 0;
+@%p1 bra MADE;
+mbarrier.init.shared.b64 [%r11], 1;
+MADE:
+st.global.u32 [%d2], %r3;
+{fence}
+{barrier}
+@%p1 bra WAIT;
+mbarrier.arrive.expect_tx.shared.b64 _, [%r11], 512;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r10], [%d0], 512, [%r11];
+WAIT:
+mbarrier.try_wait.parity.shared.b64 %p2, [%r11], 0;
+@!%p2 bra WAIT;
+bar.sync 0;
+shl.b32 %r12, %r0, 2;
+add.u32 %r13, %r10, %r12;
+ld.shared.u32 %r14, [%r13];
+add.u32 %r14, %r14, 1;
+st.shared.u32 [%r13], %r14;
+fence.proxy.async;
+bar.sync 0;
+@%p1 bra DONE;
+cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r10], 512;
+cp.async.bulk.commit_group;
+{wait}
+DONE:
+bar.sync 0;
+ld.global.u32 %r15, [%d2];
+st.shared.u32 [%r13], %r15;
+ret;
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "kinds"),
+    [
+        ({}, set()),
+        ({"fence": "fence.proxy.async.global;"}, set()),
+        ({"fence": ""}, {"unfenced"}),
+        ({"fence": "fence.proxy.async.shared::cta;"}, {"unfenced"}),
+        ({"wait": "cp.async.bulk.wait_group.read 0;"}, {"race"}),
+    ],
+)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_copies_and_threads_that_meet_in_global_memory_need_fences_and_waits(missing, kinds, schedule):
+    given = {"fence": "fence.proxy.async;", "barrier": "bar.sync 0;", "wait": "cp.async.bulk.wait_group 0;"}
+    text = kernel_text(THREAD + THROUGH_GLOBAL_MEMORY.format(**given | missing), shared=512)
+    array = np.zeros(132, np.uint32)
+    aligned = array[(-array.ctypes.data // 4) % 4 :][:128]
+    found = findings(text, [aligned], schedule=named(schedule, 1))
+    assert {h.kind for h in found} == kinds
+    assert all(h.barrier == "p0" for h in found)

@@ -6,10 +6,11 @@ and an *epoch* of it; a thread may touch what the access touched when its clock 
 one. The epoch of a thread is a counter of its warp, advanced when a lane releases: whoever acquires that
 release knows what the lane did up to then.
 
-What a thread knows is a row of four planes (PTX 8.9.5, 9.7.16.6):
+What a thread knows is a row of five planes (PTX 8.9.5, 9.7.16.6):
 
 ``ORDERED``   happened before, in base causality order
-``FENCED``    and a ``fence.proxy.async`` lies on the way: visible to the async proxy
+``FENCED``    and a ``fence.proxy.async`` lies on the way: visible to the async proxy in shared memory
+``DEVICE``    the same in global memory
 ``FINISHED``  a tcgen05 operation that a ``tcgen05.fence::before_thread_sync`` has put before the way
 ``TENSOR``    and a ``tcgen05.fence::after_thread_sync`` behind it
 
@@ -34,7 +35,8 @@ ORDERED: Final = 0
 FENCED: Final = 1
 FINISHED: Final = 2
 TENSOR: Final = 3
-PLANES: Final = 4
+DEVICE: Final = 4
+PLANES: Final = 5
 
 WARP: Final = 32
 ALWAYS: Final = np.iinfo(np.int32).max
@@ -72,7 +74,7 @@ class Clocks:
     """The clocks of one cluster of ``blocks`` CTAs of ``threads`` threads each, ``together`` warps an array.
 
     ``rows`` holds a row for each warp, ``alone`` by warp those of single lanes, ``epochs`` the epoch of each
-    warp, ``fenced`` the last epoch of each thread that it has fenced, ``living`` who has not exited.
+    warp, ``fenced`` the last epochs of each thread that it has fenced, ``living`` who has not exited.
     """
 
     def __init__(self, threads: int, blocks: int, together: int = 1) -> None:
@@ -83,7 +85,7 @@ class Clocks:
         self.rows = np.zeros((warps, PLANES, self.threads + _GROWTH), np.int32)
         self.alone: dict[int, dict[int, Row]] = {}
         self.epochs = np.ones(warps, np.int32)
-        self.fenced = np.zeros(self.threads, np.int32)
+        self.fenced = {plane: np.zeros(self.threads, np.int32) for plane in (FENCED, DEVICE)}
         self.living = np.arange(self.threads) % (self.warps_a_block * WARP) < threads
         self.rows[:, :, : self.threads][:, :, ~self.living] = ALWAYS
 
@@ -142,11 +144,13 @@ class Clocks:
         for warp in warps:
             own = slice(warp * WARP, warp * WARP + WARP)
             row[ORDERED, own] = self.epochs[warp]
-            row[FENCED, own] = self.fenced[own]
+            for plane, fenced in self.fenced.items():
+                row[plane, own] = fenced[own]
             self.epochs[warp] += 1
         for thread in lanes:
             row[ORDERED, thread] = self.epochs[thread // WARP]
-            row[FENCED, thread] = self.fenced[thread]
+            for plane, fenced in self.fenced.items():
+                row[plane, thread] = fenced[thread]
         self.epochs[list({thread // WARP for thread in lanes})] += 1
         return row
 
@@ -184,7 +188,8 @@ class Clocks:
             for other in self.alone.pop(warp, {}).values():
                 np.maximum(row, other, out=row)
             row[ORDERED, own] = np.where(self.living[own], self.epochs[warp], row[ORDERED, own])
-            row[FENCED, own] = np.maximum(row[FENCED, own], self.fenced[own])
+            for plane, fenced in self.fenced.items():
+                row[plane, own] = np.maximum(row[plane, own], fenced[own])
             self.epochs[warp] += 1
         for warp in {thread // WARP for thread in lanes}:
             one = Who(warp * WARP, WARP)
@@ -203,18 +208,19 @@ class Clocks:
         for row in self._rows_of(who, mask):
             np.maximum(row[plane], row[by], out=row[plane])
 
-    def fence(self, who: Who, mask: Mask | None) -> None:
+    def fence(self, who: Who, mask: Mask | None, planes: Sequence[int]) -> None:
         """fence.proxy.async: what the lanes did and know is visible to the async proxy."""
-        self.raise_plane(who, mask, FENCED, ORDERED)
         threads = np.arange(who.first, who.first + who.lanes)
         if mask is not None:
             threads = threads[mask]
-        self.fenced[threads] = self.epochs[threads // WARP]
+        for plane in planes:
+            self.raise_plane(who, mask, plane, ORDERED)
+            self.fenced[plane][threads] = self.epochs[threads // WARP]
         self.epochs[np.unique(threads // WARP)] += 1
 
     def own(self, thread: int, plane: int) -> int:
         """The epoch up to which a thread may rely on what it did itself."""
-        return int(self.fenced[thread]) if plane == FENCED else int(ALWAYS)
+        return int(self.fenced[plane][thread]) if plane in self.fenced else int(ALWAYS)
 
     def _split(self, who: Who, mask: Mask | None) -> tuple[Sequence[int], Sequence[int]]:
         """The warps of which all living lanes are in ``mask``, and the lanes of the others, as threads."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.hazards.clocks import (
+    DEVICE,
     FENCED,
     FINISHED,
     ORDERED,
@@ -26,7 +27,7 @@ from attn4.emulator.hazards.clocks import (
     Who,
 )
 
-ALL_PLANES = (ORDERED, FENCED, FINISHED, TENSOR)
+ALL_PLANES = (ORDERED, FENCED, FINISHED, TENSOR, DEVICE)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +116,7 @@ class Order:
         phase: int,
         column: int,
         epoch: int,
-        planes: tuple[int, ...] = (ORDERED, FENCED, FINISHED),
+        planes: tuple[int, ...] = (ORDERED, FENCED, FINISHED, DEVICE),
     ) -> None:
         """An arrival that an engine makes: it carries what the engine has done, and nothing else."""
         self.settle(sync, phase)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attn4.emulator.hazards.clocks import FINISHED, ORDERED, TENSOR, WARP, Mask, Who
+from attn4.emulator.hazards.clocks import DEVICE, FENCED, FINISHED, ORDERED, TENSOR, WARP, Mask, Who
 from attn4.emulator.hazards.order import Engine
 from attn4.emulator.hazards.shadow import NUMBER, STAMP
 from attn4.emulator.state.block import RANK_SHIFT
@@ -124,7 +124,7 @@ class TensorAccesses:
         row = watched.clocks.row(self._watch.who(warp).first + lane).copy()
         row[FINISHED] = np.maximum(row[FINISHED], row[ORDERED])
         row[TENSOR] = 0
-        row[: FINISHED + 1, engine.column] = issued
+        row[[ORDERED, FENCED, FINISHED, DEVICE], engine.column] = issued
 
         def arrive(address: int) -> None:
             barrier = warp.block.mbarrier(address)

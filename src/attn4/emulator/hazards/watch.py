@@ -8,7 +8,7 @@ depend on when the schedule lets it complete.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from attn4.emulator.hazards.clocks import (
     Who,
 )
 from attn4.emulator.hazards.copies import Copies
+from attn4.emulator.hazards.device import DeviceAccesses
 from attn4.emulator.hazards.findings import Findings, Hazard
 from attn4.emulator.hazards.flags import Flags
 from attn4.emulator.hazards.lifetime import Lifetimes
@@ -79,6 +80,7 @@ class Watch:
         self.tensor = TensorAccesses(self)
         self.copies = Copies(self)
         self.flags = Flags(self)
+        self.device = DeviceAccesses(self)
         self.lifetimes = Lifetimes(self)
         self.instructions: list[Instruction] = []
         self._numbers: dict[int, int] = {}
@@ -263,6 +265,8 @@ class Watch:
         """A load by the lanes of ``mask`` (None: all) of ``nbytes`` each."""
         if isinstance(memory, SharedMemory):
             self.shared.load(warp, mask, memory, addresses, nbytes, i)
+        elif isinstance(memory, GlobalMemory):
+            self.device.load(warp, mask, memory, addresses, nbytes, i)
         if self.is_strong(i) and not isinstance(memory, LocalView):
             self.flags.loads(warp, mask, addresses, acquire=ACQUIRES.intersection(i.modifiers))
 
@@ -281,6 +285,8 @@ class Watch:
             self.shared.store(warp, mask, memory, addresses, nbytes, i)
             self.shared.same_address(warp, mask, memory, addresses, data, nbytes, i)
             self.lifetimes.used_as_data(warp, mask, memory, addresses, nbytes, i)
+        elif isinstance(memory, GlobalMemory):
+            self.device.store(warp, mask, memory, addresses, nbytes, i)
         if self.is_strong(i) and not isinstance(memory, LocalView):
             self.flags.stores(warp, mask, addresses, release=RELEASES.intersection(i.modifiers))
 
@@ -310,9 +316,9 @@ class Watch:
 
     # Fences.
 
-    def fence_proxy(self, warp: Warp, mask: Mask) -> None:
-        """fence.proxy.async (PTX 9.7.13.4)."""
-        self.of(warp.block.cluster).clocks.fence(self.who(warp), self.lanes(warp, mask))
+    def fence_proxy(self, warp: Warp, mask: Mask, planes: Sequence[int]) -> None:
+        """fence.proxy.async (PTX 9.7.13.4). ``planes``: FENCED for shared memory, DEVICE for global."""
+        self.of(warp.block.cluster).clocks.fence(self.who(warp), self.lanes(warp, mask), planes)
 
     def fence_threads(self, warp: Warp, mask: Mask) -> None:
         """fence.acq_rel, fence.sc, membar: relaxed accesses before acquire, those after it release."""

@@ -196,6 +196,7 @@ def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         ctas = operands.value(3, lane, sources) if multicast else None
         warp.block.grid.tally.add(warp, lane, "bulk load bytes", tensor.tile_bytes)
         if (watch := warp.block.grid.watch) is not None:
+            watch.device.reads_tile(warp, lane, tensor, at, i)
             for address, signalled in _targets(target, barrier, ctas, pair):
                 watch.copies.fills(warp, lane, address, tensor.tile_bytes, signalled, i)
 
@@ -238,6 +239,7 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
 
         if (watch := warp.block.grid.watch) is not None:
             watch.copies.stores_tile(warp, lane, tensor, address, at, i)
+            watch.device.writes_tile(warp, lane, tensor, at, i)
         copy = Copy(f"a tensor store issued by {warp} at PTX line {i.line}", write, read)
         groups(warp, lane).open.append(copy)
         warp.block.grid.issue(copy)
@@ -307,6 +309,7 @@ def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
 
         if (watch := warp.block.grid.watch) is not None:
             watch.copies.drains(warp, lane, source, nbytes, i, None if by_group else barrier)
+            watch.device.span(warp, lane, (source, target), nbytes, i)
             if not by_group:
                 for address, signalled in targets:
                     watch.copies.fills(warp, lane, address, nbytes, signalled, i)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from attn4.emulator.hazards.clocks import DEVICE, FENCED
 from attn4.emulator.isa.registry import Function, Modifiers, effect
 from attn4.emulator.ptx.module import Instruction
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 
 _PROXIES = ("alias", "async", "async::generic", "tensormap::generic")
-_SPACES = ("global", "shared::cta", "shared::cluster")
+_PLANES = {"": (FENCED, DEVICE), "global": (DEVICE,), "shared::cta": (FENCED,), "shared::cluster": (FENCED,)}
+"""The planes of the clocks that fence.proxy.async raises, by its state space: "the memory ordering is limited
+only to operations performed on objects in the state space specified".
+"""
 
 
 @effect("fence", "membar", destinations=0, types=("u64", "u32"))
@@ -27,8 +31,7 @@ def fence(i: Instruction) -> Function:
     initialised = modifiers.flag("mbarrier_init")
     modifiers.flag("sync_restrict::shared::cta")
     modifiers.flag("sync_restrict::shared::cluster")
-    spaces = [name for name in _SPACES if modifiers.flag(name)]
-    shared = proxy in ("async", "async::generic") and spaces != ["global"]
+    space = modifiers.one_of("global", "shared::cta", "shared::cluster", default="")
     modifiers.one_of("sc", "acq_rel", "acquire", "release", default="acq_rel")
     modifiers.one_of("cta", "cluster", "gpu", "sys", "gl", default="gpu")
     modifiers.done()
@@ -37,8 +40,8 @@ def fence(i: Instruction) -> Function:
         watch = warp.block.grid.watch
         if watch is None:
             return
-        if shared:
-            watch.fence_proxy(warp, mask)
+        if proxy.startswith("async"):
+            watch.fence_proxy(warp, mask, _PLANES[space])
         elif initialised:
             watch.fence_mbarrier_init(warp, mask)
         elif not proxy:

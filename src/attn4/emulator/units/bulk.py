@@ -120,6 +120,20 @@ def fetch_tile(
     return _fetch_tile(tensor_map, shared, address, _window(tensor_map, memory, coordinates))
 
 
+def covered_chunks(
+    tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[int]
+) -> tuple[ByteMemory, npt.NDArray[np.int64]] | None:
+    """The allocation that a box lies in, and the 16-byte chunks of it that the box touches; for hazards."""
+    window = _window(tensor_map, memory, coordinates)
+    if window is None:
+        return None
+    rows = np.array([window.offset])
+    for n, stride in zip(window.shape[:-1], window.strides[:-1], strict=True):
+        rows = (rows[:, None] + np.arange(n) * stride).reshape(-1)
+    chunks = rows[:, None] // 16 + np.arange(-(-window.shape[-1] // 16))
+    return window.allocation, chunks.reshape(-1)
+
+
 def kept_chunks(
     tensor_map: TensorMap,
     memory: GlobalMemory,
