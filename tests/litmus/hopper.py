@@ -131,6 +131,18 @@ st.global.b32 [%result], %r10;
 """
 
 
+REGISTERS = """
+setp.lt.u32 %p1, %w, 8;
+@%p1 bra MATH;
+setmaxnreg.dec.sync.aligned.u32 24;           //- nothing given back, too little given back
+//+ too little given back: setmaxnreg.dec.sync.aligned.u32 40;
+bra DONE;
+MATH:
+setmaxnreg.inc.sync.aligned.u32 240;
+DONE:
+"""
+
+
 def hopper(name, body, mutants):
     return Litmus(name, body, mutants, SHARED, block=128)
 
@@ -193,6 +205,15 @@ LITMUS = [
             "not committed": broken("9.7.15.7.2", "leak"),
             "no wait": broken("9.7.15.7.3", "leak"),
         },
+    ),
+    Litmus(
+        "registers moved between warpgroups",
+        REGISTERS,
+        {
+            "nothing given back": broken("9.7.19.5", "deadlock"),
+            "too little given back": broken("9.7.19.5", "deadlock"),
+        },
+        block=384,
     ),
     hopper(
         "products of two forms",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attn4.emulator.faults import BarrierFault
 from attn4.emulator.state.barrier import ClusterBarrier, Mbarrier, NamedBarrier, whole_warps
 from attn4.emulator.state.local import LocalMemory, local_layout
+from attn4.emulator.state.register_pool import RegisterPool
 from attn4.emulator.state.tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Block:
     warps: list[Warp] = field(default_factory=list)
     tensor_permit_given_up: bool = False
     _tensor: TensorMemory | None = None
+    _pool: RegisterPool | None = None
     _local: LocalMemory | None = None
 
     @property
@@ -90,6 +92,14 @@ class Block:
     def uses_tensor_memory(self) -> bool:
         """Whether it has been used."""
         return self._tensor is not None
+
+    @property
+    def register_pool(self) -> RegisterPool:
+        """The registers that setmaxnreg moves between the CTA's warps, counted from its first use on."""
+        if self._pool is None:
+            launch = self.grid.program.kernel.launch
+            self._pool = RegisterPool.of(extent(self.threads), launch.minnctapersm or 1, launch.maxnreg)
+        return self._pool
 
     def tensor_columns_held(self) -> dict[Hashable, int]:
         """Columns of tensor memory by who holds them."""
