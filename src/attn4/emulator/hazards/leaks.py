@@ -58,6 +58,8 @@ def _mbarriers(watch: Watch, block: Block, known: Row) -> None:
     """Arrivals from elsewhere, and those that a commit has promised, come before the exit, too."""
     watched = watch.of(block.cluster)
     for offset, barrier in block.mbarriers.items():
+        if barrier.transactions:
+            _report(watch, block, f"its CTA has exited, and {barrier}", where=barrier.name)
         sync = watched.order.syncs.get((block.rank, offset))
         if sync is None:
             continue

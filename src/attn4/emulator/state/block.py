@@ -114,7 +114,9 @@ class Block:
         offset = address & OFFSET_MASK
         found = block.mbarriers.get(offset)
         if found is None:
-            raise BarrierFault(f"no mbarrier was initialised at {offset:#x} of CTA {block.index}")
+            name = self.grid.layout.variable(offset)
+            where = f"{name} ({offset:#x})" if name else f"{offset:#x}"
+            raise BarrierFault(f"no mbarrier was initialised at {where} of CTA {block.index}")
         return found
 
     def named_barrier(self, index: int) -> NamedBarrier:
