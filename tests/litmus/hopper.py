@@ -110,6 +110,22 @@ wgmma.wait_group.sync.aligned 0;
 st.global.b32 [%result], %r10;
 """
 
+OPERAND_COPIED = f"""
+{OPERANDS}
+shl.b32 %r1, %t, 4; cvt.u64.u32 %d3, %r1; add.u64 %d3, %d3, %in; add.u32 %r2, %r1, %b; add.u32 %r1, %r1, %a;
+setp.lt.u32 %p1, %t, 16;
+cp.async.cg.shared.global [%r1], [%d3], 16;
+@%p1 cp.async.cg.shared.global [%r2], [%d3], 16;
+cp.async.wait_all;                            //- no wait
+fence.proxy.async.shared::cta;                //- no fence of the proxy
+bar.sync 0;
+wgmma.fence.sync.aligned;
+{FORM} {D}, %d1, %d2, 0, {FLAGS};
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+st.global.b32 [%result], %r10;
+"""
+
 EXIT = f"""
 {OPERANDS} {LOADED} {wait("%full")}
 wgmma.fence.sync.aligned;
@@ -196,6 +212,14 @@ LITMUS = [
         {
             "no fence of the proxy": broken("8.6", "unfenced", barrier="a b"),
             "no barrier": broken("9.7.13.1", "race", barrier="a b"),
+        },
+    ),
+    hopper(
+        "operands of wgmma copied by cp.async",
+        OPERAND_COPIED,
+        {
+            "no wait": broken("9.7.9.25.3.3", "race", barrier="a b"),
+            "no fence of the proxy": broken("8.6", "unfenced", barrier="a b"),
         },
     ),
     hopper(
