@@ -66,6 +66,7 @@ DONE:
     tcgen05.st.sync.aligned.32x32b.x1.b32 [%r18+{N}], {{%r30}};
     tcgen05.wait::st.sync.aligned;
     tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r31}}, [%r18+{N}];
+    tcgen05.wait::ld.sync.aligned;
     mul.wide.u32 %d5, %r0, {N * 4};
     add.s64 %d6, %d3, %d5;
 """

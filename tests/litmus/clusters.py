@@ -112,6 +112,26 @@ st.global.b32 [%result], %r3;
 {SYNC}
 """
 
+SENT = f"""
+mapa.shared::cluster.u32 %r1, %data, %peer; add.u32 %r1, %r1, %own; add.u32 %r2, %data, %other;
+mapa.shared::cluster.u32 %r4, %full, %peer;
+@%zero mbarrier.init.shared.b64 [%full], 1;
+@%zero fence.mbarrier_init.release.cluster;
+@%zero mbarrier.arrive.expect_tx.shared.b64 _, [%full], 256;   //- bytes of one warp
+//+ bytes of one warp: @%zero mbarrier.arrive.expect_tx.shared.b64 _, [%full], 128;
+{SYNC}                                                         //- sent before the peer is ready
+st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r1], %t, [%r4];
+{wait("%full", 0, CLUSTER)}                                    //- nobody waits
+ld.shared.b32 %r3, [%r2];
+st.global.b32 [%result], %r3;
+//+ nobody waits: {wait("%full", 0, CLUSTER)}
+@%zero mbarrier.arrive.expect_tx.shared.b64 _, [%full], 256;
+{SYNC}                                                         //- sent again while the peer reads
+st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r1], %t, [%r4];
+{wait("%full", 1, CLUSTER)}                                    //- exits while the peer sends
+{SYNC}                                                         //- exits while the peer sends
+"""
+
 CANCEL = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128"
 CANCELLED = f"""
 .reg .b128 %answer;
@@ -195,6 +215,19 @@ LITMUS = [
             "nobody waits": broken("9.7.13.15.16", "race", barrier="data"),
             "refilled while the peer reads": broken("9.7.9.25.4.1", "race", barrier="data"),
             "exits while the peer sends": broken("9.7.9.25.4.1", "exited", "leak"),
+        },
+        FULL,
+        cluster=2,
+    ),
+    Litmus(
+        "st.async",
+        SENT,
+        {
+            "bytes of one warp": broken("9.7.9.13", "barrier", "race", "deadlock", "leak"),
+            "sent before the peer is ready": broken("9.7.13.15.9", "barrier", "deadlock", barrier="full"),
+            "nobody waits": broken("9.7.9.13", "race", barrier="data"),
+            "sent again while the peer reads": broken("9.7.9.13", "race", barrier="data"),
+            "exits while the peer sends": broken("9.7.9.13", "exited", "leak"),
         },
         FULL,
         cluster=2,

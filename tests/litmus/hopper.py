@@ -110,6 +110,22 @@ wgmma.wait_group.sync.aligned 0;
 st.global.b32 [%result], %r10;
 """
 
+OPERAND_COPIED = f"""
+{OPERANDS}
+shl.b32 %r1, %t, 4; cvt.u64.u32 %d3, %r1; add.u64 %d3, %d3, %in; add.u32 %r2, %r1, %b; add.u32 %r1, %r1, %a;
+setp.lt.u32 %p1, %t, 16;
+cp.async.cg.shared.global [%r1], [%d3], 16;
+@%p1 cp.async.cg.shared.global [%r2], [%d3], 16;
+cp.async.wait_all;                            //- no wait
+fence.proxy.async.shared::cta;                //- no fence of the proxy
+bar.sync 0;
+wgmma.fence.sync.aligned;
+{FORM} {D}, %d1, %d2, 0, {FLAGS};
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+st.global.b32 [%result], %r10;
+"""
+
 EXIT = f"""
 {OPERANDS} {LOADED} {wait("%full")}
 wgmma.fence.sync.aligned;
@@ -128,6 +144,18 @@ wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {D}, %d1, %d2, 1, {FLAGS};
 wgmma.commit_group.sync.aligned;
 wgmma.wait_group.sync.aligned 0;
 st.global.b32 [%result], %r10;
+"""
+
+
+REGISTERS = """
+setp.lt.u32 %p1, %w, 8;
+@%p1 bra MATH;
+setmaxnreg.dec.sync.aligned.u32 24;           //- nothing given back, too little given back
+//+ too little given back: setmaxnreg.dec.sync.aligned.u32 40;
+bra DONE;
+MATH:
+setmaxnreg.inc.sync.aligned.u32 240;
+DONE:
 """
 
 
@@ -187,12 +215,29 @@ LITMUS = [
         },
     ),
     hopper(
+        "operands of wgmma copied by cp.async",
+        OPERAND_COPIED,
+        {
+            "no wait": broken("9.7.9.25.3.3", "race", barrier="a b"),
+            "no fence of the proxy": broken("8.6", "unfenced", barrier="a b"),
+        },
+    ),
+    hopper(
         "exit after wgmma",
         EXIT,
         {
             "not committed": broken("9.7.15.7.2", "leak"),
             "no wait": broken("9.7.15.7.3", "leak"),
         },
+    ),
+    Litmus(
+        "registers moved between warpgroups",
+        REGISTERS,
+        {
+            "nothing given back": broken("9.7.19.5", "deadlock"),
+            "too little given back": broken("9.7.19.5", "deadlock"),
+        },
+        block=384,
     ),
     hopper(
         "products of two forms",

@@ -58,6 +58,14 @@ shfl.sync.idx.b32 %r4, %r3, 0, 31, -1;   //- from a lane that has none: shfl.syn
 st.global.b32 [%result], %r4;
 """
 
+NOT_TAKEN = """
+setp.lt.u32 %p1, %t, 1000;
+add.u32 %r4, %r3, %t;
+selp.b32 %r5, %t, %r4, %p1;   //- the one without a value is taken
+//+ the one without a value is taken: selp.b32 %r5, %r4, %t, %p1;
+st.global.b32 [%result], %r5;
+"""
+
 ADDRESSED = """
 mov.b64 %d1, 0;               //- never set
 add.u64 %d1, %d1, %result;
@@ -125,6 +133,11 @@ LITMUS = [
     Litmus("register", REGISTER, {"set in some lanes": broken("5.1.1", "unwritten")}),
     Litmus("predicate", PREDICATE, {"never set": broken("5.1.1", "unwritten")}),
     Litmus("shuffled register", SHUFFLED, {"from a lane that has none": broken("5.1.1", "unwritten")}),
+    Litmus(
+        "value that is not taken",
+        NOT_TAKEN,
+        {"the one without a value is taken": broken("5.1.1", "unwritten")},
+    ),
     Litmus("address in a register", ADDRESSED, {"never set": broken("5.1.1", "unwritten")}),
     Litmus(
         "bounds and alignment",

@@ -24,7 +24,7 @@ threads.
 
 JUMPS = ("bra", "ret", "exit")
 
-_WAITING_NAMES = ("bar", "barrier", "nanosleep", "griddepcontrol")
+_WAITING_NAMES = ("bar", "barrier", "nanosleep", "griddepcontrol", "setmaxnreg")
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,18 @@ class Copies:
             chunks = self._watch.shared.chunks(memory, address, nbytes)
             self._watch.shared.engine_writes(warp, lane, memory, chunks, engine, i, generic=True)
 
+    def sends(self, warp: Warp, lane: int, address: int, nbytes: int, barrier: int, i: Instruction) -> None:
+        """st.async and red.async of a thread write through the generic proxy, and complete on an mbarrier."""
+        memory = self._memory(warp, address)
+        if memory is None:
+            return
+        engine = self._completing(warp, lane, barrier, i)
+        if nbytes % 16:
+            self._watch.shared.engine_writes_words(warp, lane, memory, (address, nbytes), engine, i)
+        else:
+            chunks = self._watch.shared.chunks(memory, address, nbytes)
+            self._watch.shared.engine_writes(warp, lane, memory, chunks, engine, i, generic=True)
+
     def small_committed(self, warp: Warp, mask: Mask) -> None:
         """cp.async.commit_group."""
         for lane in np.flatnonzero(mask).tolist():

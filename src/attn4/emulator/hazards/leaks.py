@@ -58,6 +58,10 @@ def _mbarriers(watch: Watch, block: Block, known: Row) -> None:
     """Arrivals from elsewhere, and those that a commit has promised, come before the exit, too."""
     watched = watch.of(block.cluster)
     for offset, barrier in block.mbarriers.items():
+        if barrier.transactions < 0:
+            # Bytes announced and never sent are no fault: a pipeline's tail announces a fill that it drops.
+            message = f"{-barrier.transactions} bytes came to {barrier} that nobody had announced at its exit"
+            _report(watch, block, message, where=barrier.name)
         sync = watched.order.syncs.get((block.rank, offset))
         if sync is None:
             continue

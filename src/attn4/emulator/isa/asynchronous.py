@@ -81,11 +81,20 @@ def _later(i: Instruction, count: int, combine: Any, word: str) -> Function:
     def run(warp: Warp, mask: Mask, base: Lanes, *sources: Lanes) -> None:
         addresses, barriers = locate(base), locate_barrier(sources[-1])
         block = warp.block
+        watch = block.grid.watch
         for lane in np.flatnonzero(mask).tolist():
             address, barrier = int(addresses[lane]), int(barriers[lane])
             values = np.array([source[lane] for source in sources[:count]]).view(word)
 
-            def complete(address: int = address, barrier: int = barrier, values: Lanes = values) -> None:
+            issued = block.mbarrier(barrier).phase if watch is not None else 0
+            if watch is not None:
+                watch.copies.sends(warp, lane, address, values.nbytes, barrier, i)
+
+            def complete(
+                address: int = address, barrier: int = barrier, values: Lanes = values, issued: int = issued
+            ) -> None:
+                if watch is not None:
+                    watch.lifetimes.delivered(warp, block.mbarrier(barrier), issued, i)
                 memory = shared(warp, address)
                 if address % (size * count):
                     memory.load_words(np.array([address], np.uint64), size * count)

@@ -84,8 +84,8 @@ def griddepcontrol(i: Instruction) -> Function:
 
 @effect("setmaxnreg", destinations=0, types=("u32",))
 def setmaxnreg(i: Instruction) -> Function:
-    """PTX 9.7.19 setmaxnreg: the count "must be in the range 24 to 256 (both inclusive) and be a multiple
-    of 8".
+    """PTX 9.7.19.5 setmaxnreg: .dec releases registers of each warp, .inc "blocks execution until enough
+    registers are available in the per-CTA-register-pool". The count is 24 to 256, a multiple of 8.
     """
     modifiers = Modifiers(i)
     modifiers.one_of("inc", "dec")
@@ -99,8 +99,20 @@ def setmaxnreg(i: Instruction) -> Function:
             i, f"a register count of {count.text}: 24 to 256 in steps of 8 are allowed"
         )
 
-    def run(warp: Warp, mask: Mask, _: Lanes) -> None:
+    wanted = count.value
+
+    def run(warp: Warp, mask: Mask, _: Lanes) -> Any:
         require_aligned(warp, mask, "setmaxnreg")
+        pool = warp.block.register_pool
+        free = pool.free
+        rows = np.flatnonzero(mask.reshape(-1, 32).any(axis=1)).tolist()
+        warps = [warp.numbers[row] for row in rows]
+        if not pool.resize(warps, wanted):
+            warp.waiting = f"{wanted} registers a thread; free in the CTA are {free} for one warp"
+            return BLOCKED
+        if pool.free > free:
+            warp.block.wake()
+        return None
 
     return run
 

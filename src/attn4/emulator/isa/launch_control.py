@@ -68,13 +68,6 @@ def _try_cancel(i: Instruction, modifiers: Modifiers) -> Function:
             blocks = block.cluster.blocks if everywhere else [block]
             if (watch := block.grid.watch) is not None:
                 for target in blocks:
-                    place, signalled = (
-                        target.shared.absolute(int(value) & OFFSET_MASK)
-                        for value in (addresses[lane], barriers[lane])
-                    )
-                    watch.copies.fills(warp, lane, place, RESPONSE_BYTES, signalled, i)
-            if (watch := block.grid.watch) is not None:
-                for target in blocks:
                     places = (
                         target.shared.absolute(int(x[lane]) & OFFSET_MASK) for x in (addresses, barriers)
                     )

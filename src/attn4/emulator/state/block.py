@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attn4.emulator.faults import BarrierFault
 from attn4.emulator.state.barrier import ClusterBarrier, Mbarrier, NamedBarrier, whole_warps
 from attn4.emulator.state.local import LocalMemory, local_layout
+from attn4.emulator.state.register_pool import RegisterPool
 from attn4.emulator.state.tensor_memory import TensorMemory
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Block:
     warps: list[Warp] = field(default_factory=list)
     tensor_permit_given_up: bool = False
     _tensor: TensorMemory | None = None
+    _pool: RegisterPool | None = None
     _local: LocalMemory | None = None
 
     @property
@@ -91,6 +93,14 @@ class Block:
         """Whether it has been used."""
         return self._tensor is not None
 
+    @property
+    def register_pool(self) -> RegisterPool:
+        """The registers that setmaxnreg moves between the CTA's warps, counted from its first use on."""
+        if self._pool is None:
+            launch = self.grid.program.kernel.launch
+            self._pool = RegisterPool.of(extent(self.threads), launch.minnctapersm or 1, launch.maxnreg)
+        return self._pool
+
     def tensor_columns_held(self) -> dict[Hashable, int]:
         """Columns of tensor memory by who holds them."""
         return {} if self._tensor is None else self._tensor.leaks()
@@ -104,7 +114,9 @@ class Block:
         offset = address & OFFSET_MASK
         found = block.mbarriers.get(offset)
         if found is None:
-            raise BarrierFault(f"no mbarrier was initialised at {offset:#x} of CTA {block.index}")
+            name = self.grid.layout.variable(offset)
+            where = f"{name} ({offset:#x})" if name else f"{offset:#x}"
+            raise BarrierFault(f"no mbarrier was initialised at {where} of CTA {block.index}")
         return found
 
     def named_barrier(self, index: int) -> NamedBarrier:
