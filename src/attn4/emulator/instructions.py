@@ -38,8 +38,6 @@ REFUSED: Final = {
     "cvt.rs.f16x2.f32 %r1, %f1, %f2, %r3": "stochastic rounding",
     "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%r1], "
     "[%d1, {%r1,%r2,%r3}], [%r3], {%h1}": "im2col",
-    "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes [%r1], "
-    "[%d1, {%r1,%r2,%r3,%r4,%r5}], [%r3]": "gather and scatter of four rows",
     "multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%d1]": "memory of several devices",
     "st.async.mmio.release.sys.global.u32 [%d1], %r1": "st.async to global memory",
     "discard.global.L2 [%d1], 128": "discard, which leaves memory undefined",
