@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from attn4.emulator.isa.registry import UnsupportedInstruction
 from attn4.emulator.units.swizzle import Swizzle
 from attn4.emulator.units.tensormap import DescriptorError, TensorMap, encode
 from emulated.tiny import THREAD, kernel_text, run
+from isa_lines import bound
 
 BOX = (8, 16)
 TILE_BYTES = 8 * 16 * 4
@@ -187,3 +189,16 @@ def test_a_box_of_more_than_a_row_gathers_no_rows():
     text = kernel_text(FOUR_ROWS, parameters=4, shared=2048)
     with pytest.raises(DescriptorError, match="four rows"):
         run(text, [descriptor(source), descriptor(source), source, aligned(source)], block=32)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cp.async.bulk.prefetch.L2.global.im2col [%d1], %r2",
+        "cp.async.bulk.prefetch.tensor.3d.L2.global.im2col [%d1, {%r1, %r2, %r3}]",
+    ],
+)
+def test_a_prefetch_of_another_form_is_refused(line):
+    assert bound(line.replace(".im2col", "")).sources
+    with pytest.raises(UnsupportedInstruction, match="im2col"):
+        bound(line)

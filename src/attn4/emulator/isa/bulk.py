@@ -62,10 +62,22 @@ def cp(i: Instruction) -> Function:
         modifiers.done()
         return lambda warp, mask, pending: _wait(warp, mask, pending, read)
     if modifiers.flag("prefetch"):
-        return nothing
+        return _prefetch(modifiers)
     if modifiers.flag("tensor"):
         return _tensor(i, modifiers, reduces=reduces)
     return _span(i, modifiers, reduces=reduces)
+
+
+def _prefetch(modifiers: Modifiers) -> Function:
+    """cp.async.bulk.prefetch, of a span or a tile: a hint that changes no result."""
+    if modifiers.flag("tensor"):
+        modifiers.one_of("1d", "2d", "3d", "4d", "5d")
+        modifiers.one_of("tile", "tile::gather4", default="tile")
+    modifiers.one_of("L2")
+    modifiers.one_of("global")
+    modifiers.flag("L2::cache_hint")
+    modifiers.done()
+    return nothing
 
 
 def groups(warp: Warp, lane: int) -> BulkGroups:
