@@ -1,10 +1,13 @@
 """Tiles of tensors between global and shared memory, as kernels issue them."""
 
 import numpy as np
+import pytest
 
+from attn4.emulator.isa.registry import UnsupportedInstruction
 from attn4.emulator.units.swizzle import Swizzle
-from attn4.emulator.units.tensormap import TensorMap, encode
+from attn4.emulator.units.tensormap import DescriptorError, TensorMap, encode
 from emulated.tiny import THREAD, kernel_text, run
+from isa_lines import bound
 
 BOX = (8, 16)
 TILE_BYTES = 8 * 16 * 4
@@ -146,3 +149,56 @@ def test_a_swizzled_tile_lies_where_the_hardware_puts_it():
     # 32 bytes: bit 4 of an address is exchanged with bit 7.
     expected = [chunks[n ^ (n >> 3 & 1)] for n in range(32)]
     assert (out == np.array(expected)).all()
+
+
+FOUR_ROWS = (
+    SETUP
+    + """
+    @%p1 bra WAIT;
+    mbarrier.arrive.expect_tx.shared.b64 %d9, [%r10], 128;
+    cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes
+        [%r11], [%d0, {4, 7, 2, -1, 19}], [%r10];
+"""
+    + WAIT
+    + """
+    @%p1 bra DONE;
+    cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%d3, {8, 1, 30, 0, 12}], [%r11];
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+DONE: ret;"""
+)
+
+
+@pytest.mark.parametrize("swizzle", [Swizzle.NONE, Swizzle.B32])
+def test_four_rows_are_gathered_and_scattered(schedule, swizzle):
+    source = aligned(np.arange(20 * 16, dtype=np.float32).reshape(20, 16))
+    target = aligned(np.full((20, 16), 0.5, dtype=np.float32))
+    maps = []
+    for array in (source, target):
+        tensor = TensorMap(array.ctypes.data, "f32", (16, 20), (4, 64), (8, 1), swizzle)
+        maps.append(aligned(np.frombuffer(encode(tensor), dtype=np.uint8)))
+    text = kernel_text(FOUR_ROWS, parameters=4, shared=2048)
+    run(text, [*maps, source, target], block=32, schedule=schedule)
+    expected = np.full((20, 16), 0.5, dtype=np.float32)
+    expected[1, 8:], expected[0, 8:], expected[12, 8:] = source[7, 4:12], 0, source[19, 4:12]
+    np.testing.assert_array_equal(target, expected)
+
+
+def test_a_box_of_more_than_a_row_gathers_no_rows():
+    source = aligned(np.zeros((20, 16), dtype=np.float32))
+    text = kernel_text(FOUR_ROWS, parameters=4, shared=2048)
+    with pytest.raises(DescriptorError, match="four rows"):
+        run(text, [descriptor(source), descriptor(source), source, aligned(source)], block=32)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cp.async.bulk.prefetch.L2.global.im2col [%d1], %r2",
+        "cp.async.bulk.prefetch.tensor.3d.L2.global.im2col [%d1, {%r1, %r2, %r3}]",
+    ],
+)
+def test_a_prefetch_of_another_form_is_refused(line):
+    assert bound(line.replace(".im2col", "")).sources
+    with pytest.raises(UnsupportedInstruction, match="im2col"):
+        bound(line)

@@ -65,9 +65,10 @@ def judged(label, program, mine, theirs):
         if "ftz" not in label:
             apart = np.abs(mine.astype(np.int64) - theirs.astype(np.int64))
         return apart, np.isfinite(mine.view(np.float64)), mine == theirs
-    x, got, expected = (
-        bits.view(np.float32).astype(np.float64) for bits in (program.inputs[0], mine, theirs)
-    )
+    with np.errstate(invalid="ignore"):
+        x, got, expected = (
+            bits.view(np.float32).astype(np.float64) for bits in (program.inputs[0], mine, theirs)
+        )
     finite = np.isfinite(got) & np.isfinite(expected)
     with np.errstate(invalid="ignore"):
         error = np.abs(got - expected)

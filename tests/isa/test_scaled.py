@@ -233,3 +233,20 @@ def test_forms_that_exist_are_taken(line):
 def test_forms_that_do_not_exist_are_refused(line, message):
     with pytest.raises(UnsupportedInstruction, match=message):
         bound(MMA + line)
+
+
+def test_every_quarter_of_the_lanes_reads_its_own_copy_of_the_scales():
+    shared, tensor = SharedMemory(65536), memory()
+    values = [values_for("e4m3", (rows, 32), n) for n, rows in enumerate((128, 16))]
+    descriptors = [
+        encode_tcgen05(place(shared, 0x400 + 0x8000 * n, bits_of(x, "e4m3"), Swizzle.B32, False))
+        for n, x in enumerate(values)
+    ]
+    for column, steps in ((300, 0), (400, 1)):
+        codes = np.repeat(127 + steps * np.arange(4), 32).astype(np.uint32)
+        tensor.write(slice(0, 128), column, np.repeat(codes[:, None], 4, axis=1), "cta")
+    product = decode_scaled("mxf8f6f4", 1, 16 // 8 << 17 | 1 << 23 | 8 << 24, 1)
+    cta = Cta(shared, tensor, "cta")
+    product.multiply_scaled([cta], (0, *descriptors), (300, 400), accumulate=False)
+    factors = 2.0 ** np.repeat(np.arange(4), 32)[:, None]
+    np.testing.assert_array_equal(tensor.words[:, :16].view(np.float32), values[0] @ values[1].T * factors)

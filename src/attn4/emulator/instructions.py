@@ -34,12 +34,10 @@ REFUSED: Final = {
     "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%r0,%r1,%r2,%r3}, {%r0,%r1,%r2,%r3}, {%r0,%r1}, "
     "{%r0,%r1,%r2,%r3}": "products of 4-bit and 1-bit integers, and block-scaled ones of sm_120",
     "wmma.load.a.sync.aligned.m16n16k16.row.f16 {%r0,%r1,%r2,%r3,%r4,%r5,%r6,%r7}, [%d1]": "the older wmma",
-    "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1,%r2}, [%r3]": "matrices of 8-bit elements",
+    "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 %r1, [%r3]": "matrices unpacked from 4 or 6 bits",
     "cvt.rs.f16x2.f32 %r1, %f1, %f2, %r3": "stochastic rounding",
     "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%r1], "
     "[%d1, {%r1,%r2,%r3}], [%r3], {%h1}": "im2col",
-    "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes [%r1], "
-    "[%d1, {%r1,%r2,%r3,%r4,%r5}], [%r3]": "gather and scatter of four rows",
     "multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%d1]": "memory of several devices",
     "st.async.mmio.release.sys.global.u32 [%d1], %r1": "st.async to global memory",
     "discard.global.L2 [%d1], 128": "discard, which leaves memory undefined",

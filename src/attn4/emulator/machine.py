@@ -24,7 +24,8 @@ class Machine:
     ``memory`` holds the allocations that kernels may touch (``memory.register``); module variables join it
     when the kernel that comes with them is launched first, and keep their contents. ``hazards``: look for
     them; what was found is in the Grid of each launch. ``strict``: of tcgen05, too, as `Watch` says.
-    ``exact``: products of warpgroups are summed bit for bit as on an H200, which takes three times as long.
+    ``exact``: products of warpgroups are summed bit for bit as on an H200, which takes two to three times as
+    long.
     """
 
     schedule: Schedule = field(default_factory=RoundRobin)

@@ -62,10 +62,22 @@ def cp(i: Instruction) -> Function:
         modifiers.done()
         return lambda warp, mask, pending: _wait(warp, mask, pending, read)
     if modifiers.flag("prefetch"):
-        return nothing
+        return _prefetch(modifiers)
     if modifiers.flag("tensor"):
         return _tensor(i, modifiers, reduces=reduces)
     return _span(i, modifiers, reduces=reduces)
+
+
+def _prefetch(modifiers: Modifiers) -> Function:
+    """cp.async.bulk.prefetch, of a span or a tile: a hint that changes no result."""
+    if modifiers.flag("tensor"):
+        modifiers.one_of("1d", "2d", "3d", "4d", "5d")
+        modifiers.one_of("tile", "tile::gather4", default="tile")
+    modifiers.one_of("L2")
+    modifiers.one_of("global")
+    modifiers.flag("L2::cache_hint")
+    modifiers.done()
+    return nothing
 
 
 def groups(warp: Warp, lane: int) -> BulkGroups:
@@ -169,6 +181,7 @@ def _targets(address: int, barrier: int, ctas: int | None, pair: bool) -> Iterat
 def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
     """PTX: "Initiates an asynchronous copy operation on tensor data from one state space to another"."""
     modifiers.one_of("1d", "2d", "3d", "4d", "5d")
+    rows = modifiers.flag("tile::gather4") or (not reduces and modifiers.flag("tile::scatter4"))
     modifiers.flag("tile")
     hinted = modifiers.flag("L2::cache_hint")
     operands = _Operands(i)
@@ -177,7 +190,7 @@ def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         modifiers.one_of("shared::cta")
         operation = modifiers.one_of("add", "min", "max", "inc", "dec", "and", "or", "xor") if reduces else ""
         modifiers.done()
-        return _tensor_store(i, operands, operation)
+        return _tensor_store(i, operands, operation, rows=rows)
     if reduces:
         raise UnsupportedInstruction(i, "a reduction that does not complete by bulk_group")
     modifiers.one_of(_COMPLETION)
@@ -193,6 +206,8 @@ def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         target, barrier = operands.value(0, lane, sources), operands.value(2, lane, sources)
         tensor = descriptor(warp, operands.value(1, lane, sources))
         at = operands.coordinates(1, lane, sources)
+        gather = bulk.gather_rows if rows else bulk.gather_tile
+        source, tensor = tensor, bulk.four_rows(tensor) if rows else tensor
         ctas = operands.value(3, lane, sources) if multicast else None
         warp.block.grid.tally.add(warp, lane, "bulk load bytes", tensor.tile_bytes)
         if (watch := warp.block.grid.watch) is not None:
@@ -203,7 +218,7 @@ def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         issued = _phases(warp, (signalled for _, signalled in _targets(target, barrier, ctas, pair)))
 
         def complete() -> None:
-            tile = bulk.gather_tile(tensor, warp.block.grid.memory, at)
+            tile = gather(source, warp.block.grid.memory, at)
             for address, signalled in _targets(target, barrier, ctas, pair):
                 nbytes = bulk.place_tile(tensor, _own(warp, address), address, tile)
                 _signal(warp, signalled, nbytes, issued, i)
@@ -213,7 +228,7 @@ def _tensor(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
     return _by_lane(issue)
 
 
-def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Function:
+def _tensor_store(i: Instruction, operands: _Operands, operation: str, *, rows: bool) -> Function:
     """The source is read before the group's wait with .read is over, the destination written before that
     without.
     """
@@ -228,16 +243,19 @@ def _tensor_store(i: Instruction, operands: _Operands, operation: str) -> Functi
         staged: list[NDArray[np.uint8]] = []
 
         def read() -> None:
-            staged.append(bulk.fetch_tile(tensor, memory, _own(warp, address), address, at))
+            whole, origin = (bulk.four_rows(tensor), (0, 0)) if rows else (tensor, at)
+            staged.append(bulk.fetch_tile(whole, memory, _own(warp, address), address, origin))
 
         def write() -> None:
             warp.block.grid.changes += 1
-            if operation:
+            if rows:
+                bulk.scatter_rows(tensor, memory, staged[0], at)
+            elif operation:
                 bulk.combine_tile(tensor, memory, staged[0], at, operation)
             else:
                 bulk.put_tile(tensor, memory, staged[0], at)
 
-        if (watch := warp.block.grid.watch) is not None:
+        if (watch := warp.block.grid.watch) is not None and not rows:
             watch.copies.stores_tile(warp, lane, tensor, address, at, i)
             watch.device.writes_tile(warp, lane, tensor, at, i)
         copy = Copy(f"a tensor store issued by {warp} at PTX line {i.line}", write, read)

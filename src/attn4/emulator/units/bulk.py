@@ -18,7 +18,7 @@ Raises MemoryFault and DescriptorError.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +149,30 @@ def kept_chunks(
     rows = chunks.reshape(*_tile_shape(tensor_map)[:-1], -1)
     row = window.slices[-1]
     return rows[(*window.slices[:-1], slice(row.start // 16, -(-row.stop // 16)))].reshape(-1)
+
+
+def four_rows(tensor_map: TensorMap) -> TensorMap:
+    """The map of a tile made of four rows of a matrix (PTX 5.5.5.2, 5.5.5.3). Raises DescriptorError."""
+    if tensor_map.rank != 2 or tensor_map.box[1] != 1 or tensor_map.steps:
+        raise DescriptorError(
+            f"four rows of a tensor map with box {tensor_map.box}, not of a row of a matrix"
+        )
+    return replace(tensor_map, box=(tensor_map.box[0], 4))
+
+
+def gather_rows(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[int]) -> Bytes:
+    """The tile of `four_rows`: ``coordinates`` are the first column and the numbers of the rows."""
+    column, *rows = coordinates
+    return np.concatenate([gather_tile(tensor_map, memory, (column, row)) for row in rows])
+
+
+def scatter_rows(
+    tensor_map: TensorMap, memory: GlobalMemory, tile: Bytes, coordinates: Sequence[int]
+) -> None:
+    """Write the tile of `four_rows` to rows of a matrix, one after another."""
+    column, *rows = coordinates
+    for number, row in enumerate(rows):
+        put_tile(tensor_map, memory, tile[number : number + 1], (column, row))
 
 
 def put_tile(tensor_map: TensorMap, memory: GlobalMemory, tile: Bytes, coordinates: Sequence[int]) -> int:

