@@ -61,8 +61,10 @@ def test_a_kernel_of_the_reference_agrees_with_the_oracle(name):
 
 @pytest.mark.parametrize("schedule", ["random", "adversarial"])
 @pytest.mark.parametrize("name", UNDER_OTHER_SCHEDULES)
-def test_a_kernel_of_the_reference_agrees_with_the_oracle_in_any_order(name, schedule):
-    judge(name, outcome(name, schedule, seed=1))
+def test_a_kernel_of_the_reference_agrees_with_the_oracle_in_any_order_and_has_no_hazards(name, schedule):
+    found = outcome(name, schedule, seed=1, hazards=True)
+    judge(name, found)
+    assert found["hazards"] == []
 
 
 @pytest.mark.parametrize("name", [name for name, problem in PROBLEMS.items() if problem.deterministic])
