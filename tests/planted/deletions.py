@@ -54,7 +54,7 @@ class Verdict:
 def judged(recording: Recording, wait: Site, sms: int, whole: dict[str, Replay]) -> Verdict:
     """Run a kernel without ``wait`` under each of ``ORDERS``, until something is reported.
 
-    ``whole`` is how the kernel went as it is, by the name of the order: what was reported then does not count.
+    ``whole`` is how the kernel went as it is, by the name of the order: what it was told then does not count.
     """
     verdict = Verdict(wait)
     ptx = without(recording.launch.ptx, wait.line)

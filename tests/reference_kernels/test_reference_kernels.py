@@ -19,8 +19,8 @@ GRADIENT = 1.2
 LSE = 1e-4
 
 KNOWN = {"sm_100a backward 128": "leak: a bulk copy"}
-"""What is reported of the reference, rightly by the text of PTX: its epilogue stores dK by a bulk copy, and no
-one waits for it before the CTA exits.
+"""What is reported of the reference, rightly by the text of PTX: its epilogue stores dK by a bulk copy, for
+which no one waits before the CTA exits.
 """
 
 UNDER_OTHER_SCHEDULES = (
