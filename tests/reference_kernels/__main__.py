@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("problem", nargs="?", metavar="PROBLEM", help="a name in problem.py; without: all")
     parser.add_argument("--schedule", default="round_robin", help="see attn4.emulator.schedule")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hazards", action="store_true", help="look for races and the like")
     given = parser.parse_args(arguments)
     if given.problem is None:
         print("\n".join(table(given.schedule, given.seed)))
@@ -29,7 +30,8 @@ def main(arguments: list[str]) -> int:
     if given.problem not in PROBLEMS:
         parser.error(f"no problem is called {given.problem!r}; there are: {', '.join(PROBLEMS)}")
     torch.set_num_threads(1)
-    outcome = judged(PROBLEMS[given.problem], named(given.schedule, given.seed))
+    schedule = named(given.schedule, given.seed)
+    outcome = judged(PROBLEMS[given.problem], schedule, hazards=given.hazards)
     print(json.dumps(outcome.as_json()))
     return 0
 

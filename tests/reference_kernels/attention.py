@@ -20,12 +20,14 @@ class Outcome:
     """``relative_l2`` of each result against float32, the largest error of LSE, and what ran.
 
     ``digest`` is of the bits of all results. ``kernels`` pairs a kernel's name with the instructions it took.
+    ``hazards`` are sentences, none where nobody looked.
     """
 
     relative_l2: dict[str, float]
     lse_error: float
     digest: str
     kernels: tuple[tuple[str, int], ...]
+    hazards: tuple[str, ...]
     seconds: float
 
     def as_json(self) -> dict[str, object]:
@@ -120,11 +122,11 @@ def attend(problem: Problem, given: Inputs) -> tuple[dict[str, Tensor], Tensor]:
     return results, lse.detach()
 
 
-def judged(problem: Problem, schedule: Schedule, *, seconds: float = 240) -> Outcome:
+def judged(problem: Problem, schedule: Schedule, *, hazards: bool = False, seconds: float = 240) -> Outcome:
     """Run a problem on the emulator under ``schedule``, and hold its results against the oracle."""
     given = inputs(problem)
     expected, expected_lse = oracle(problem, given)
-    with device(problem.arch, schedule, sms=problem.sms, seconds=seconds) as gpu:
+    with device(problem.arch, schedule, sms=problem.sms, seconds=seconds, hazards=hazards) as gpu:
         import flash_attn.cute  # noqa: F401  its import is not counted as time
 
         started = time.monotonic()
@@ -140,4 +142,5 @@ def judged(problem: Problem, schedule: Schedule, *, seconds: float = 240) -> Out
     kernels = tuple((grid.program.kernel.name, grid.clock) for grid in gpu.grids)
     digest = hashlib.sha256(b"".join(x.float().numpy().tobytes() for x in (*results.values(), lse)))
     lse_error = (lse - expected_lse)[seen].abs().max().item()
-    return Outcome(errors, lse_error, digest.hexdigest(), kernels, elapsed)
+    found = tuple(map(str, gpu.hazards))
+    return Outcome(errors, lse_error, digest.hexdigest(), kernels, found, elapsed)

@@ -20,13 +20,15 @@ class Failed(AssertionError):
     """The process that ran a problem ended with an error; the text is the end of what it printed."""
 
 
-def outcome(name: str, schedule: str = "round_robin", seed: int = 0) -> dict[str, Any]:
+def outcome(
+    name: str, schedule: str = "round_robin", seed: int = 0, *, hazards: bool = False
+) -> dict[str, Any]:
     """What ``python -m reference_kernels`` prints about one problem. Raises Failed."""
     environment = dict(os.environ)
     paths = [str(TESTS.parent / "src"), str(TESTS), environment.get("PYTHONPATH", "")]
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", "reference_kernels", name]
-    command += ["--schedule", schedule, "--seed", str(seed)]
+    command += ["--schedule", schedule, "--seed", str(seed), *(["--hazards"] if hazards else [])]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS

@@ -18,6 +18,11 @@ GRADIENT = 1.2
 
 LSE = 1e-4
 
+KNOWN = {"sm_100a backward 128": "leak: a bulk copy"}
+"""What is reported of the reference, rightly by the text of PTX: its epilogue stores dK by a bulk copy, for
+which no one waits before the CTA exits.
+"""
+
 UNDER_OTHER_SCHEDULES = (
     "sm_100a forward 128 causal",
     "sm_100a forward 128, a CTA pair",
@@ -61,8 +66,11 @@ def test_a_kernel_of_the_reference_agrees_with_the_oracle(name):
 
 @pytest.mark.parametrize("schedule", ["random", "adversarial"])
 @pytest.mark.parametrize("name", UNDER_OTHER_SCHEDULES)
-def test_a_kernel_of_the_reference_agrees_with_the_oracle_in_any_order(name, schedule):
-    judge(name, outcome(name, schedule, seed=1))
+def test_a_kernel_of_the_reference_agrees_with_the_oracle_in_any_order_without_hazards(name, schedule):
+    found = outcome(name, schedule, seed=1, hazards=True)
+    judge(name, found)
+    known = next((start for suite, start in KNOWN.items() if name.startswith(suite)), "nothing")
+    assert [hazard for hazard in found["hazards"] if not hazard.startswith(known)] == []
 
 
 @pytest.mark.parametrize("name", [name for name, problem in PROBLEMS.items() if problem.deterministic])
