@@ -137,11 +137,12 @@ class Warp:
         """Execute up to about ``budget`` instructions a lane; false if all paths wait."""
         functions = self.program.functions(len(self.threads))
         changes = self.block.grid.changes
-        for path in list(self.paths):
-            if budget <= 0:
-                break
-            if path in self.paths and (not path.waiting or self.expired or may_be_over(path.waiting)):
-                budget = self._follow(path, functions.full, functions.some, budget)
+        followed: set[int] = set()
+        path = self._next_path(followed)
+        while path is not None and budget > 0:
+            followed.add(id(path))
+            budget = self._follow(path, functions.full, functions.some, budget)
+            path = self._next_path(followed)
         self.expired = False
         if len(self.paths) > 1:
             self._merge()
@@ -157,6 +158,13 @@ class Warp:
             # What one path waited for may have been done by another since.
             return True
         return self._release()
+
+    def _next_path(self, followed: set[int]) -> Path | None:
+        """A path that has not been ``followed`` yet, and may go on."""
+        for path in self.paths:
+            if id(path) not in followed and (not path.waiting or self.expired or may_be_over(path.waiting)):
+                return path
+        return None
 
     def _merge(self) -> None:
         """Join paths that wait at one place in one phase; other waits keep notes of their own."""
@@ -210,7 +218,12 @@ class Warp:
             join = Join(meeting, mask.copy(), np.zeros_like(mask), path.join)
             self.joins.append(join)
         for part, segment in ((mask & ~taken, following), (taken & mask, target)):
-            self._enter(Path(segment, part, join))
+            if join is not None and segment == join.segment:
+                join.arrived = join.arrived | part
+            else:
+                self.paths.append(Path(segment, part, join))
+        if join is not None:
+            self._complete(join)
         return PARTED
 
     def part(self, masks: list[Mask]) -> None:
@@ -262,10 +275,10 @@ class Warp:
         self._complete(join)
 
     def _complete(self, join: Join) -> None:
-        if join not in self.joins or (join.arrived != join.expected).any():
+        if join.arrived.tobytes() != join.expected.tobytes() or join not in self.joins:
             return
         self.joins.remove(join)
-        if join.expected.any():
+        if b"\x01" in join.expected.tobytes():
             self._enter(Path(join.segment, join.expected, join.outer))
 
     def _release(self) -> bool:
