@@ -1,4 +1,4 @@
-"""A step of the tensor core in one call gives the bits of its parts: exact products, one rounding, one sum."""
+"""A step of the tensor core in one call gives the bits of its parts: products, one rounding, one sum."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from attn4.emulator.units.step import Operand, add_step, in_words
 
 pytestmark = pytest.mark.skipif(not machine_code.available(), reason="llvmlite is not installed")
 
+SPECIAL = np.array([np.inf, -0.0, 0.0, 2.0**-130, 6e4], np.float32)
 SHAPES = [(128, 128), (64, 256), (64, 8), (128, 40), (64, 96), (128, 24)]
 
 
@@ -18,9 +19,7 @@ def words(generator, kind, rows, special):
     )
     if special:
         chosen = generator.random(values.shape) < 0.05
-        values[chosen] = generator.choice(
-            np.array([np.inf, -0.0, 0.0, 2.0**-130, 6e4], np.float32), chosen.sum()
-        )
+        values[chosen] = generator.choice(SPECIAL, chosen.sum())
     if kind == "f16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).view(np.uint16)

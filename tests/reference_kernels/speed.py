@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from attn4 import flash_attn_func
 from attn4.emulator.grid import Grid
 from attn4.emulator.schedule import RoundRobin
 from reference_kernels.attention import attend, inputs
@@ -56,11 +57,7 @@ def measured(problem: Problem, own: bool, repeat: int, hazards: bool) -> dict[st
         try:
             for _ in range(repeat + 1):
                 if own:
-                    import attn4
-
-                    attn4.flash_attn_func(
-                        given.q, given.k, given.v, causal=problem.causal, backend="emulator"
-                    )
+                    flash_attn_func(given.q, given.k, given.v, causal=problem.causal, backend="emulator")
                 else:
                     attend(problem, given)
         finally:

@@ -137,12 +137,11 @@ class Warp:
         """Execute up to about ``budget`` instructions a lane; false if all paths wait."""
         functions = self.program.functions(len(self.threads))
         changes = self.block.grid.changes
-        followed: set[int] = set()
-        path = self._next_path(followed)
-        while path is not None and budget > 0:
-            followed.add(id(path))
-            budget = self._follow(path, functions.full, functions.some, budget)
-            path = self._next_path(followed)
+        for path in list(self.paths):
+            if budget <= 0:
+                break
+            if path in self.paths and (not path.waiting or self.expired or may_be_over(path.waiting)):
+                budget = self._follow(path, functions.full, functions.some, budget)
         self.expired = False
         if len(self.paths) > 1:
             self._merge()
@@ -158,13 +157,6 @@ class Warp:
             # What one path waited for may have been done by another since.
             return True
         return self._release()
-
-    def _next_path(self, followed: set[int]) -> Path | None:
-        """A path that has not been ``followed`` yet, and may go on."""
-        for path in self.paths:
-            if id(path) not in followed and (not path.waiting or self.expired or may_be_over(path.waiting)):
-                return path
-        return None
 
     def _merge(self) -> None:
         """Join paths that wait at one place in one phase; other waits keep notes of their own."""
