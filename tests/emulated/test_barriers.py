@@ -300,3 +300,46 @@ def test_an_aligned_barrier_reached_by_some_lanes_of_warps_that_run_together_is_
     body = THREAD + "and.b32 %r4, %r0, 31; setp.lt.u32 %p1, %r4, 7; @%p1 bar.sync 0; ret;"
     with pytest.raises(DivergedWarp, match="only lanes"):
         run(kernel_text(body), [words(64)], block=64, schedule=schedule)
+
+
+def test_warps_that_run_as_one_wait_at_barriers_of_their_own(schedule):
+    # Warps 0-3 and 4-7 may run as one each. Warp n waits for warp n + 4 at barrier n + 1; warp n + 4 arrives
+    # there only after warp n - 1, which is then past its own, has let it: so they cannot all pass at once.
+    body = (
+        THREAD
+        + """
+    ld.param.u64 %d3, [p1];
+    shr.u32 %r10, %r0, 5;
+    and.b32 %r11, %r10, 3;
+    add.u32 %r12, %r11, 1;
+    add.u32 %r13, %r11, 8;
+    setp.ge.u32 %p1, %r10, 4;
+    @%p1 bra SECOND;
+    bar.sync %r12, 64;
+    mul.wide.u32 %d4, %r11, 4;
+    add.s64 %d5, %d3, %d4;
+    and.b32 %r14, %r0, 31;
+    setp.ne.u32 %p2, %r14, 0;
+    @%p2 bra LET;
+    atom.global.add.u32 %r15, [%d3], 1;
+    st.global.b32 [%d5+16], %r15;
+LET:
+    setp.eq.u32 %p3, %r11, 3;
+    @%p3 bra DONE;
+    add.u32 %r16, %r13, 1;
+    bar.arrive %r16, 64;
+    bra DONE;
+SECOND:
+    setp.eq.u32 %p4, %r11, 0;
+    @%p4 bra MEET;
+    bar.sync %r13, 64;
+MEET:
+    bar.sync %r12, 64;
+DONE:
+    st.global.b32 [%d2], %r10;
+    ret;"""
+    )
+    out, order = words(256), words(8)
+    run(kernel_text(body, parameters=2), [out, order], block=256, schedule=schedule)
+    assert (out == np.arange(256) // 32).all()
+    assert order.tolist() == [4, 0, 0, 0, 0, 1, 2, 3]

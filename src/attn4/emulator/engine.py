@@ -210,7 +210,12 @@ class Warp:
             join = Join(meeting, mask.copy(), np.zeros_like(mask), path.join)
             self.joins.append(join)
         for part, segment in ((mask & ~taken, following), (taken & mask, target)):
-            self._enter(Path(segment, part, join))
+            if join is not None and segment == join.segment:
+                join.arrived = join.arrived | part
+            else:
+                self.paths.append(Path(segment, part, join))
+        if join is not None:
+            self._complete(join)
         return PARTED
 
     def part(self, masks: list[Mask]) -> None:
@@ -262,10 +267,10 @@ class Warp:
         self._complete(join)
 
     def _complete(self, join: Join) -> None:
-        if join not in self.joins or (join.arrived != join.expected).any():
+        if join.arrived.tobytes() != join.expected.tobytes() or join not in self.joins:
             return
         self.joins.remove(join)
-        if join.expected.any():
+        if b"\x01" in join.expected.tobytes():
             self._enter(Path(join.segment, join.expected, join.outer))
 
     def _release(self) -> bool:

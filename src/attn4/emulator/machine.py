@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from attn4.emulator.codegen.program import program, vectorised
+from attn4.emulator.codegen.program import program
 from attn4.emulator.faults import EmulationError
 from attn4.emulator.grid import Grid, Limits, Residency, Shape
 from attn4.emulator.isa.memory import PARAMETER_BASE
@@ -61,7 +61,7 @@ class Machine:
         for variable in variables:
             symbols[variable.name] = self._address(variable)
         return Grid(
-            program(kernel, vectors=vectorised(kernel) and not self.hazards, hazards=self.hazards),
+            program(kernel, hazards=self.hazards),
             shape,
             self.memory,
             symbols,

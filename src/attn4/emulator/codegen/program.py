@@ -50,7 +50,7 @@ class Program:
         How instructions that only compute are vector functions; None where all is Python.
     """
 
-    def __init__(self, kernel: Kernel, *, vectors: bool = False, hazards: bool = False) -> None:
+    def __init__(self, kernel: Kernel, *, hazards: bool = False, vectors: bool = False) -> None:
         self.kernel = kernel
         self.instructions: tuple[Instruction, ...] = tuple(kernel.instructions)
         self.segments: tuple[Segment, ...] = cut(kernel)
@@ -60,7 +60,7 @@ class Program:
             self.segments, self.instructions = found.segments, found.instructions
         places = numbered(kernel)
         self.registers: tuple[Register, ...] = tuple(places)
-        self.vectors = Vectors.of(self.segments) if vectors else None
+        self.vectors = Vectors.of(self.segments, watched=hazards) if vectors else None
         if self.vectors is None:
             source = emit(self.segments, places, local_registers(self.segments))
         else:
@@ -134,15 +134,16 @@ _KEPT = 64
 _by_identity: dict[tuple[int, bool, bool], tuple[Kernel, Program]] = {}
 
 
-def program(kernel: Kernel, *, vectors: bool = False, hazards: bool = False) -> Program:
+def program(kernel: Kernel, *, hazards: bool = False) -> Program:
     """The program of a kernel record, made once as long as it is among the last used.
 
-    ``hazards``: with what looks for hazards of registers between its instructions.
+    ``hazards``: with what looks for hazards of registers between its instructions, and a Watch told
+    of every access to memory.
     """
-    key = (id(kernel), vectors, hazards)
+    key = (id(kernel), hazards, machine_code.available())
     entry = _by_identity.get(key)
     if entry is None or entry[0] is not kernel:
-        entry = _by_identity[key] = (kernel, Program(kernel, vectors=vectors, hazards=hazards))
+        entry = _by_identity[key] = (kernel, Program(kernel, hazards=hazards, vectors=vectorised(kernel)))
         if len(_by_identity) > _KEPT:
             del _by_identity[next(iter(_by_identity))]
     return entry[1]

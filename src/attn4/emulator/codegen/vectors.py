@@ -322,6 +322,8 @@ class _Python:
             add(f"{indent}g = {'~' if i.guard.negated else ''}{guard} & m", number)
             add(f"{indent}if ONE in g.tobytes():", number)
             indent, mask = indent + " ", "g"
+            if may_wait(i):
+                add(f"{indent}if w.split(m, g): return BLOCKED", number)
             if operation.effect and may_wait(i):
                 add(f"{indent}if w.split(m, g): return BLOCKED", number)
         rows = rows_of(operation)

@@ -141,6 +141,8 @@ class MultiplyAccumulate:
         require_aligned(warp, mask, "wgmma.mma_async")
         product = self._product
         a, b, scale_d = self._operands(step, mask)
+        if (watch := warp.block.grid.watch) is not None:
+            watch.copies.product(warp, mask, product, a, b, self._instruction)
         left = a if isinstance(a, int) else tuple(register.copy() for register in a)
         queue = _products(warp)
         late = mask is warp.everyone and not warp.block.grid.schedule.product_at_once()

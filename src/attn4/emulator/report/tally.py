@@ -39,7 +39,7 @@ class Tally:
 
     def add(self, warp: Warp, lane: int, name: str, amount: float = 1) -> None:
         """Count ``amount`` of a class for the hardware warp that holds a lane."""
-        counted = self.amounts.setdefault(int(warp.threads[lane]) // 32, {})
+        counted = self.amounts.setdefault(warp.numbers[lane // 32], {})
         counted[name] = counted.get(name, 0) + amount
 
     def retire(self, block: Block) -> None:

@@ -58,6 +58,8 @@ class BulkGroups:
 
     def wait(self, pending: int, *, read: bool) -> None:
         """Complete (or only read the sources of) all groups but the latest ``pending``."""
+        if not self.committed:
+            return
         finished = self.committed[: len(self.committed) - pending] if pending else list(self.committed)
         for group in finished:
             for copy in group:

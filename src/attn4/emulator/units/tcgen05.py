@@ -77,7 +77,7 @@ class Product:
         """Depth of one instruction: 32 bytes of an operand."""
         return STEP_BYTES // FORMATS[self.a].bytes
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of A and D in each CTA."""
         return self.m // self.ctas
@@ -94,12 +94,12 @@ class Product:
         size = FORMATS[self.b].bytes
         return Tile(self.n // self.ctas, STEP_BYTES // size, size, self.transpose_b)
 
-    @property
+    @cached_property
     def d_columns(self) -> int:
         """Columns of tensor memory that D takes."""
         return self.n // 2 if self._halved else self.n
 
-    @property
+    @cached_property
     def _halved(self) -> bool:
         return self.ctas == 2 and self.m == 128
 
@@ -154,18 +154,23 @@ class Product:
 
     @cached_property
     def _in_one_call(self) -> bool:
-        plain = not (self.negate or self.transpose_a or self._halved) and self.rows == 128 and self.d == "f32"
+        plain = (
+            not (self.negate or self.transpose_a) and self.d == "f32" and (self._halved or self.rows == 128)
+        )
         return plain and self.a == self.b and fits(self.a, self.k, self.n // self.ctas)
 
     def _multiply_at_once(
         self, ctas: Sequence[Cta], d: int, a: int, b: int, accumulate: bool, a_in_tensor: bool
     ) -> bool:
         """The same by `units.step`; false, with nothing done, where an operand is not all there."""
+        if a_in_tensor and self._halved:
+            return False
         right = [in_shared(cta.shared, b, self.b_tile, decode_tcgen05) for cta in ctas]
-        column, each = d & 0xFFFF, self.n // self.ctas
-        lanes = self.d_lanes(d)
+        column, lanes = d & 0xFFFF, self.d_lanes(d)
+        # From one CTA's columns of B to the other's: further columns of D, or its other lanes.
+        distance = 64 * COLUMNS if self._halved else self.n // self.ctas
         for cta in ctas:
-            cta.tensor.check(column, self.n, cta.owner)
+            cta.tensor.check(column, self.d_columns, cta.owner)
             if cta.tensor.on_unwritten is not None:
                 return False
         left = [self._left(cta, a, a_in_tensor) for cta in ctas]
@@ -176,8 +181,8 @@ class Product:
             for n, columns in enumerate(right):
                 assert rows is not None
                 assert columns is not None
-                add_step(self.a, rows, columns, start + 4 * each * n, COLUMNS, accumulate=accumulate)
-            cta.tensor.written[lanes, column : column + self.n] = True
+                add_step(self.a, rows, columns, start + 4 * distance * n, COLUMNS, accumulate=accumulate)
+            cta.tensor.written[lanes, column : column + self.d_columns] = True
         return True
 
     def _left(self, cta: Cta, a: int, a_in_tensor: bool) -> Operand | None:
