@@ -173,9 +173,8 @@ class Copies:
             chunks = np.concatenate(places)
             self._watch.shared.engine_reads(warp, lane, cta.shared, chunks, stamp, i)
             columns = slice(d & 0xFFFF, (d & 0xFFFF) + product.d_columns)
-            if accumulates:
-                self._watch.tensor.engine_reads(warp, lane, block, (_rows(product, d), columns), i)
-            self._watch.tensor.engine_writes(warp, lane, block, (_rows(product, d), columns), i)
+            region = _rows(product, d), columns
+            self._watch.tensor.engine_writes(warp, lane, block, region, i, adds=accumulates)
 
     def tensor_copy(
         self,

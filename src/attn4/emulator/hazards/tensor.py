@@ -40,12 +40,24 @@ _COLUMNS_EACH = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8, "16x32bx2
 
 @dataclass(slots=True, eq=False)
 class TensorShadow:
-    """Last writer of each cell, and the last read of it by each engine."""
+    """Last writer of each cell, and the last read of it by each engine.
+
+    ``settled`` are the regions that the engine ``current`` has written since another last touched anything:
+    what stood in the way of its next write there, as by each step of a product, was looked at before.
+    """
 
     writers: NDArray[np.int32] = field(default_factory=lambda: np.zeros((ROWS, COLUMNS), np.int32))
     written: NDArray[np.int64] = field(default_factory=lambda: np.zeros((ROWS, COLUMNS), np.int64))
     reads: NDArray[np.int64] = field(default_factory=lambda: np.zeros((4, ROWS, COLUMNS), np.int64))
     readers: list[int] = field(default_factory=list)
+    current: int = -1
+    settled: set[tuple[int, ...]] = field(default_factory=set)
+
+    def turn(self, column: int) -> None:
+        """An engine is about to touch something."""
+        if self.current != column:
+            self.current = column
+            self.settled.clear()
 
     def slot(self, column: int) -> int:
         """Where the reads of a column are kept."""
@@ -138,10 +150,23 @@ class TensorAccesses:
         thread = self._watch.who(warp).first + lane
         self._read(warp, thread, block, region, self.pipeline(warp, lane), i)
 
-    def engine_writes(self, warp: Warp, lane: int, block: Block, region: Region, i: Instruction) -> None:
-        """A product or copy, issued by ``lane``, writes tensor memory of ``block``."""
+    def engine_writes(
+        self, warp: Warp, lane: int, block: Block, region: Region, i: Instruction, *, adds: bool = False
+    ) -> None:
+        """A product or copy, issued by ``lane``, writes tensor memory of ``block``, or ``adds`` to it."""
+        engine = self.pipeline(warp, lane)
+        shadow = self._shadow(block)
+        shadow.turn(engine.column)
+        rows, columns = region
+        key = rows.start, rows.stop, rows.step or 1, columns.start, columns.stop
+        if key in shadow.settled:
+            shadow.written[region] = engine.issued << STAMP | self._watch.number(i)
+            return
         thread = self._watch.who(warp).first + lane
-        self._write(warp, thread, block, region, self.pipeline(warp, lane), i)
+        if adds and not shadow.written[region].all():
+            self._tell_unwritten(warp, thread, shadow, region, i)
+        self._write(warp, thread, block, region, engine, i)
+        shadow.settled.add(key)
 
     def freed(self, warp: Warp, column: int, count: int, i: Instruction) -> None:
         """tcgen05.dealloc: all accesses to the columns must be over."""
@@ -150,6 +175,7 @@ class TensorAccesses:
         known = np.maximum(row[ORDERED], row[FINISHED])
         region = (slice(0, ROWS), slice(column, column + count))
         shadow = self._shadow(warp.block)
+        shadow.turn(-1)
         own = -1
         self._against_writers(warp, thread, shadow, region, known, own, i, "frees")
         self._against_readers(warp, thread, shadow, region, known, own, i, "frees")
@@ -160,6 +186,7 @@ class TensorAccesses:
         self, warp: Warp, thread: int, block: Block, region: Region, engine: Engine, i: Instruction
     ) -> None:
         shadow = self._shadow(block)
+        shadow.turn(engine.column)
         known, own = self._known(warp, thread, engine)
         self._against_writers(warp, thread, shadow, region, known, own, i, "reads")
         if not shadow.written[region].all():
@@ -172,6 +199,7 @@ class TensorAccesses:
         self, warp: Warp, thread: int, block: Block, region: Region, engine: Engine, i: Instruction
     ) -> None:
         shadow = self._shadow(block)
+        shadow.turn(engine.column)
         known, own = self._known(warp, thread, engine)
         self._against_writers(warp, thread, shadow, region, known, own, i, "writes")
         self._against_readers(warp, thread, shadow, region, known, own, i, "writes")
