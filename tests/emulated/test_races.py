@@ -15,6 +15,7 @@ pytest.importorskip("tvm_ffi")
 from attn4.artifact.key import toolchain
 from attn4.emulator.faults import EmulationError
 from attn4.emulator.grid import Residency, Shape
+from attn4.emulator.launch.record import Allocation, Launch
 from attn4.emulator.machine import Machine
 from attn4.emulator.ptx.parser import parse
 from attn4.emulator.runner import Runner
@@ -275,3 +276,26 @@ def test_copies_and_threads_that_meet_in_global_memory_need_fences_and_waits(mis
     found = findings(text, [aligned], schedule=named(schedule, 1))
     assert {h.kind for h in found} == kinds
     assert all(h.barrier == "p0" for h in found)
+
+
+def launched(runner, text, array):
+    """One launch of a small kernel through a Runner, as host code makes it."""
+    address = struct.pack("<Q", array.ctypes.data)
+    shape = {"grid": (1, 1, 1), "block": (32, 1, 1), "cluster": (1, 1, 1), "shared_bytes": 0, "stream": 0}
+    memory = (Allocation(array.ctypes.data, array.nbytes, 0),)
+    runner(Launch(kernel="k", image=text, ptx=text, parameters=(address,), allocations=memory, **shape))
+    return list(runner.grids[-1].findings)
+
+
+def test_an_output_is_unwritten_until_a_launch_writes_it():
+    reads = kernel_text(THREAD + "ld.global.u32 %r4, [%d2];\nst.global.u32 [%d2+128], %r4;\nret;")
+    writes = kernel_text(THREAD + "st.global.u32 [%d2], %r3;\nret;")
+    array = words(64)
+    runner = Runner(hazards=True)
+    runner.poison(array.view(np.uint8))
+    (found,) = launched(runner, reads, array)
+    assert (found.kind, found.barrier) == ("unwritten", "argument 0")
+    assert (array == 0xCBCBCBCB).all()
+    assert launched(runner, writes, array) == []
+    assert launched(runner, reads, array) == []
+    assert (array == np.tile(np.arange(32), 2)).all()

@@ -21,6 +21,7 @@ from attn4.emulator.ptx.module import Kernel, Module
 from attn4.emulator.ptx.parser import parse
 from attn4.emulator.schedule import RoundRobin, Schedule
 from attn4.emulator.state.memory import GlobalMemory
+from attn4.emulator.state.poison import Poisoned
 
 
 @dataclass(slots=True)
@@ -41,6 +42,14 @@ class Runner:
     strict: bool = False
     processes: int = 1
     _modules: dict[str, tuple[Module, Machine]] = field(default_factory=dict)
+    _poisoned: Poisoned = field(default_factory=Poisoned)
+
+    def poison(self, memory: NDArray[np.uint8]) -> None:
+        """Let contiguous bytes, an output's, count as unwritten until a launch has written them.
+
+        A read of what no launch has written gives poison and, with ``hazards``, is reported.
+        """
+        self._poisoned.add(memory)
 
     def __call__(self, launch: Launch) -> None:
         """Run one launch. Raises what `Machine.launch` raises; LaunchError for a kernel of another chip."""
@@ -52,7 +61,8 @@ class Runner:
             )
         kernel = module.kernel(launch.kernel)
         grid = None
-        tensors = [machine.memory.register(span, name=name) for name, span in _spans(launch.allocations)]
+        spans = _spans(launch.allocations)
+        tensors = [self._poisoned.register(machine.memory, span, name) for name, span in spans]
         shape = Shape(launch.grid, launch.block, launch.cluster, launch.shared_bytes)
         try:
             grid = machine.grid(kernel, shape, _packed(kernel, launch.parameters), module.globals)
@@ -63,6 +73,7 @@ class Runner:
                 # Findings and counts are kept; what the watch noted of every byte is not.
                 grid.watch = None
             for tensor in tensors:
+                self._poisoned.keep(tensor)
                 machine.memory.release(tensor)
 
     def _module(self, launch: Launch) -> tuple[Module, Machine]:
