@@ -56,14 +56,14 @@ def planted(monkeypatch, change, schedule="round_robin"):
 
     runners = []
 
-    def changed_runner(*given):
-        runners.append(Changed(*given, hazards=True))
+    def changed_runner(*given, **options):
+        runners.append(Changed(*given, **options))
         return runners[-1]
 
     monkeypatch.setattr(forward_kernel, "Runner", changed_runner)
     # Some go on to wait for what never comes; what was found until then is what is asked for.
     with contextlib.suppress(EmulationError):
-        attend(CASE, named(schedule))
+        attend(CASE, named(schedule), hazards=True)
     return runners[-1].grids[-1].findings
 
 
@@ -87,9 +87,8 @@ def without_waits(text, *, before_a_copy):
     "schedule",
     ["round_robin", "adversarial", *(pytest.param(s, marks=pytest.mark.slow) for s in ("random", "eager"))],
 )
-def test_the_forward_kernel_is_clean(monkeypatch, schedule):
-    monkeypatch.setattr(forward_kernel, "Runner", lambda *given: Runner(*given, hazards=True))
-    result = attend(CASE, named(schedule, 1))
+def test_the_forward_kernel_is_clean(schedule):
+    result = attend(CASE, named(schedule, 1), hazards=True)
     assert str(result.grid.findings) == ""
     assert result.error < 4e-3
 
