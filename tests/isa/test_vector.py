@@ -162,3 +162,19 @@ def test_a_vector_function_gives_the_bits_of_the_definition(line):
         found, expected = _both(line, seed)
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("bfe.u32 %r0, %r1, 1, 0", "bfe.u32 %r0, %r1, %r2, %r3", "prmt.b32 %r0, %r1, %r2, %r3"),
+        *("prmt.b32 %r0, %r1, %r2, 0x8123", "shf.l.wrap.b32 %r0, %r1, %r2, %r3", "add.cc.u32 %r0, %r1, %r2"),
+        *("fma.rm.f32 %f0, %f1, %f2, %f3", "div.u32 %r0, %r1, %r2", "cvt.rn.f16x2.f32 %r0, %f1, %f2"),
+        *("cvt.rzi.s32.f32 %r0, %f1", "add.rn.f64 %d0, %d1, %d2"),
+        *("max.xorsign.abs.f32 %f0, %f1, %f2", "add.sat.f32 %f0, %f1, %f2", "mul.hi.u64 %d0, %d1, %d2"),
+        *("mov.b64 %d0, {%h0, %h1, %h2, %h3}", "setp.lt.ftz.f32 %p0, %f1, %f2", "add.s16x2 %r0, %r1, %r2"),
+        *("mov.u32 %r0, %clock", "add.sat.s32 %r0, %r1, %r2"),
+    ],
+)
+def test_a_form_without_a_vector_definition_is_left_to_the_definition(line):
+    assert not registry.known(bound(line))

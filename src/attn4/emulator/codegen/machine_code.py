@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
+import importlib.metadata
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from attn4.emulator.codegen.cache import keep, kept
 from attn4.emulator.vector.floating import FUNCTIONS
 
+_OLDEST: Final = (0, 46)
+
 
 @cache
 def available() -> bool:
-    """Whether vector functions can be compiled here."""
-    return importlib.util.find_spec("llvmlite") is not None
+    """Whether vector functions can be compiled here: with an llvmlite of LLVM 20 or later."""
+    try:
+        major, minor = (int(part) for part in importlib.metadata.version("llvmlite").split(".")[:2])
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return False
+    return (major, minor) >= _OLDEST
 
 
 def compiled(
