@@ -7,7 +7,7 @@ from attn4.emulator.state.tensor_memory import TensorMemoryFault
 from attn4.emulator.units.formats import f32_to_bf16
 from attn4.emulator.units.matrix import MatrixDescriptor, encode_tcgen05
 from attn4.emulator.units.swizzle import Swizzle
-from emulated.tiny import THREAD, kernel_text, run
+from emulated.tiny import THREAD, kernel_text, run, words
 
 M, N, K = 128, 16, 16
 MEMORY = 0x400
@@ -108,3 +108,28 @@ def test_tensor_memory_used_after_it_was_given_back_is_a_fault(schedule):
     text = kernel_text(PRODUCT.replace("FREE", late), parameters=2, shared=A_OFFSET + (M + N) * K * 2)
     with pytest.raises(TensorMemoryFault, match="belong to no one"):
         product(text, schedule)
+
+
+def test_commits_of_a_thread_are_signalled_in_the_order_of_issue(schedule):
+    body = (
+        THREAD
+        + """
+    mov.u32 %r10, memory;
+    setp.ne.b32 %p1, %r0, 0;
+    @%p1 ret;
+    mbarrier.init.shared.b64 [%r10], 1;
+    mbarrier.init.shared.b64 [%r10+8], 1;
+    fence.mbarrier_init.release.cluster;
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r10];
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r10+8];
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p2, [%r10+8], 0;
+    @!%p2 bra WAIT;
+    mbarrier.test_wait.parity.shared.b64 %p3, [%r10], 0;
+    selp.u32 %r11, 1, 0, %p3;
+    st.global.b32 [%d2], %r11;
+    ret;"""
+    )
+    out = words(32)
+    run(kernel_text(body, shared=16), [out], block=32, schedule=schedule)
+    assert out[0] == 1

@@ -129,7 +129,8 @@ that it executes was deleted, one at a time: the PTX was changed so that the wai
 changed kernel ran on the emulator with hazards looked for, over the same memory, first with every
 asynchronous copy and product completed as late as the rules allow, then as early. In `tests/`,
 `python -m planted.deletions` makes this page; it takes the kernels of attn4 and those of flash-attn-4
-4.0.0b36, which are right on silicon. As they are, all of them are clean under both orders.
+4.0.0b36, which are right on silicon. As they are, nothing is reported of them in either order, but for what
+is said below the heading.
 
 - **found**: something was reported; the first sentence of the first report is given.
 - **redundant here**: nothing was. The vector clocks hold whatever the order of execution was, so another

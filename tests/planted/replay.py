@@ -7,12 +7,13 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn4.emulator.faults import EmulationError
 from attn4.emulator.grid import Grid, Limits, Residency
@@ -54,10 +55,11 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A launch, and the contents of its allocations before it."""
+    """A launch, and the contents of its allocations before it; ``owners`` keep that memory alive."""
 
     launch: Launch
     before: tuple[Bytes, ...]
+    owners: list[object] = field(default_factory=list, repr=False)
 
     def replay(
         self,
@@ -100,16 +102,30 @@ def contents(launch: Launch) -> tuple[Bytes, ...]:
 
 @contextmanager
 def recorded() -> Iterator[list[Recording]]:
-    """Keep every launch that runs in this block, with its memory before it."""
+    """Keep every launch that runs in this block, with its memory before it, and every tensor made in it."""
     recordings: list[Recording] = []
+    tensors = _Kept()
     run = Runner.__call__
 
     def keep(runner: Runner, launch: Launch) -> Any:
-        recordings.append(Recording(launch, contents(launch)))
+        recordings.append(Recording(launch, contents(launch), tensors.kept))
         return run(runner, launch)
 
-    with patch.object(Runner, "__call__", keep):
+    with patch.object(Runner, "__call__", keep), tensors:
         yield recordings
+
+
+class _Kept(TorchDispatchMode):
+    """Keeps what torch's operators return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[object] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.kept.append(result)
+        return result
 
 
 def _grid_of(error: BaseException) -> Grid | None:

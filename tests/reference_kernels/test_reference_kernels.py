@@ -26,6 +26,7 @@ which no one waits before the CTA exits.
 UNDER_OTHER_SCHEDULES = (
     "sm_100a forward 128 causal",
     "sm_100a forward 128, a CTA pair",
+    "sm_100a forward 256 causal",
     "sm_100a forward 64 split causal grouped",
     "sm_100a backward 64 causal grouped",
     "sm_100a backward 128, a CTA pair",

@@ -277,10 +277,13 @@ def _ctas(block: Block, group: int) -> list[Cta]:
 
 @dataclass(slots=True)
 class _Queue:
-    """What a thread has issued and not yet run, and how many of its operations have run."""
+    """What a thread has issued and not yet run, how many of its operations have run, and its commits that
+    have not been signalled, in order.
+    """
 
     steps: list[Step] = field(default_factory=list)
     done: int = 0
+    commits: list[Copy] = field(default_factory=list)
 
 
 def _queue(warp: Warp, lane: int) -> _Queue:
@@ -473,7 +476,11 @@ def _track(warp: Warp, lane: int, targets: list[int], i: Instruction) -> None:
         watch.tensor.promised(warp, lane, targets)
 
     def complete() -> None:
-        # An earlier commit of the thread may have run some of them; they stand at the front in order.
+        # The operations of a thread end in the order of issue, and so do its commits: kernels that wait for a
+        # later one rely on it that the barriers of those before it have moved.
+        while queue.commits[0] is not copy:
+            queue.commits[0].complete()
+        del queue.commits[0]
         _run(warp, queue, max(covered - queue.done, 0))
         for address in targets:
             if signal is not None:
@@ -481,4 +488,6 @@ def _track(warp: Warp, lane: int, targets: list[int], i: Instruction) -> None:
             if warp.block.mbarrier(address).arrive(1, f"a tcgen05.commit of {warp}"):
                 warp.block.wake()
 
-    warp.block.grid.issue(Copy(f"a tcgen05.commit issued by {warp} at PTX line {i.line}", complete))
+    copy = Copy(f"a tcgen05.commit issued by {warp} at PTX line {i.line}", complete)
+    queue.commits.append(copy)
+    warp.block.grid.issue(copy)
