@@ -22,6 +22,7 @@ from attn4 import flash_attn_func
 from attn4.emulator import device
 from attn4.emulator.launch import LaunchError
 from attn4.emulator.state.memory import MemoryFault
+from attn4.ops import emulated
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
@@ -462,3 +463,21 @@ def test_a_function_compiled_for_another_architecture_says_so(programs, x, y, ff
         compiled = cute.compile(programs.double, *given, options=options)
         with pytest.raises(LaunchError, match="was not compiled for sm_100a, emulated here"):
             compiled(*((x, y) if ffi else given))
+
+
+def test_outputs_of_a_call_are_poison_when_its_kernel_begins(monkeypatch):
+    seen = []
+
+    def load(artifact):
+        return lambda *arguments: seen.extend(x.clone() for x in arguments[3:5])
+
+    monkeypatch.setattr(emulated, "load_emulated", load)
+    q, k, v = (torch.randn(1, 16, 1, 64, dtype=torch.bfloat16) for _ in range(3))
+    with device("sm_90a"):
+        flash_attn_func(q, k, v, backend="emulator", return_lse=True)
+    assert [bool((x.reshape(-1).view(torch.uint8) == 0xCB).all()) for x in seen] == [True, True]
+
+
+def test_a_tensor_that_is_not_contiguous_is_not_poisoned():
+    with device("sm_90a") as gpu, pytest.raises(ValueError, match=r"strides \(1, 4\)"):
+        gpu.poison(torch.zeros(4, 4).t())

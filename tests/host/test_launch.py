@@ -185,10 +185,14 @@ def test_float32_is_refused_with_the_dtypes_of_gpus(kernels):
         flash_attn_func(*_qkv(1, 16, 1, 64, dtype=torch.float32))
 
 
-def test_gpus_without_kernels_are_refused_with_the_reason(kernels, monkeypatch):
+def test_what_a_gpu_has_no_kernel_for_is_refused_with_the_reason(kernels, monkeypatch):
+    monkeypatch.setattr(
+        gpu, "runnable", lambda problem, where: (f"no kernel for {where.name}: use reference",)
+    )
     monkeypatch.setattr(gpu, "machine_of", lambda device: machine("sm_100a"))
-    with pytest.raises(NotImplementedError, match="reference"):
+    with pytest.raises(NotImplementedError, match="sm_100a: use reference"):
         flash_attn_func(*_qkv(1, 16, 1, 64))
+    assert not kernels
 
 
 def test_unknown_gpus_are_refused_by_name(monkeypatch):

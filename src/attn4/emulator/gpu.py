@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from attn4.emulator.grid import Grid, Limits, Residency
 from attn4.emulator.hazards.findings import Hazard
@@ -13,6 +14,7 @@ from attn4.emulator.launch import bindings, dsl, torch_cuda
 from attn4.emulator.launch.device import Chip
 from attn4.emulator.launch.driver import Emulation, emulation
 from attn4.emulator.launch.patches import Patches
+from attn4.emulator.launch.tensors import bytes_of
 from attn4.emulator.launch.torch_device import CudaOnCpu
 from attn4.emulator.report.report import Report, report
 from attn4.emulator.runner import Runner
@@ -45,6 +47,14 @@ class Gpu:
         launcher has not named them. What is not named is grouped by the code that it runs.
         """
         self._roles = {name: tuple(members) for name, members in warps.items()}
+
+    def poison(self, *tensors: Any) -> None:
+        """Fill contiguous CPU tensors with poison; they count as unwritten until a launch writes them.
+
+        A kernel that reads what no launch has written is reported, where hazards are looked for.
+        """
+        for tensor in tensors:
+            self.runner.poison(bytes_of(tensor))
 
     @property
     def hazards(self) -> list[Hazard]:

@@ -13,6 +13,9 @@ from attn4.plan.plan import Plan
 ARCHITECTURE = "sm_90a"
 """What runs outside of a device block: the only architecture that has kernels."""
 
+OUTPUTS = slice(3, 5)
+"""Which arguments of a kernel are out and LSE."""
+
 CTAS = 4
 """How many multiprocessors a kernel is told of there: enough to deal tiles to, few enough to be quick."""
 
@@ -38,6 +41,7 @@ def emulated_kernel(plan: Plan) -> Callable[..., None]:
         device = _device()
         if device is not None:
             device.roles.update(dict.fromkeys((k.name for k in artifact.description.kernels), roles))
+            _poison(device, arguments[OUTPUTS])
             # The last argument is how many CTAs a persistent grid has.
             load_emulated(artifact)(*arguments[:-1], device.chip.sms)
             return
@@ -47,6 +51,15 @@ def emulated_kernel(plan: Plan) -> Callable[..., None]:
             load_emulated(artifact)(*arguments)
 
     return call
+
+
+def _poison(device: Any, outputs: tuple[Any, ...]) -> None:
+    """Let what the kernel is to write count as unwritten, so that a read of it is a hazard."""
+    from attn4.emulator.launch.tensors import bytes_of
+
+    for output in outputs:
+        if output is not None and output.numel():
+            device.run.poison(bytes_of(output))
 
 
 def _device() -> Any:

@@ -10,6 +10,9 @@ import ctypes
 import math
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attn4.emulator.launch.record import Allocation
 
 _CPU, _CUDA = 1, 2
@@ -100,3 +103,15 @@ def _span(record: _DLTensor, argument: int, owner: Any) -> Allocation | None:
     item = record.bits * record.lanes // 8
     base = (record.data or 0) + record.byte_offset + item * sum(step for step in steps if step < 0)
     return Allocation(base, item * (sum(map(abs, steps)) + 1), argument, owner)
+
+
+def bytes_of(tensor: Any) -> NDArray[np.uint8]:
+    """The memory of a contiguous CPU tensor of torch, shared with it. Raises ValueError for another."""
+    import torch
+
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(
+            f"a tensor of strides {tensor.stride()} on {tensor.device}: a contiguous one on the CPU is wanted"
+        )
+    found: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return found
