@@ -29,7 +29,6 @@ Lanes = NDArray[Any]
 Chunks = NDArray[np.int64]
 
 CHUNK = 16
-GLOBAL_START = 1 << 32
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +116,7 @@ class DeviceAccesses:
         """A bulk copy between two spans, ``ends``: source and target."""
         memory = warp.block.grid.memory
         for address, writes in zip(ends, (False, True), strict=True):
-            if address < GLOBAL_START or (not writes and not self._shadows):
+            if not memory.holds(address) or (not writes and not self._shadows):
                 continue
             allocation = memory.find(address, nbytes)
             first = (address - allocation.base) // CHUNK

@@ -293,7 +293,9 @@ class Watch:
     def atomic(self, warp: Warp, mask: Mask, addresses: Lanes, nbytes: int, i: Instruction) -> None:
         """Atom or red by the lanes of ``mask``."""
         lanes = np.flatnonzero(mask)
-        if int(addresses[lanes[0]]) < len(warp.block.cluster.blocks) << RANK_SHIFT:
+        first = int(addresses[lanes[0]])
+        in_shared = first < len(warp.block.cluster.blocks) << RANK_SHIFT
+        if in_shared and "global" not in i.modifiers and not self.grid.memory.holds(first):
             for lane in lanes.tolist():
                 memory = warp.block.cluster.rank(int(addresses[lane]) >> RANK_SHIFT).shared
                 one = np.arange(warp.lanes) == lane

@@ -73,10 +73,7 @@ def _atomic(i: Instruction, address: int) -> Function:
     result = i.operands[0] if address else None
     returns = isinstance(result, (Register, Vector))
 
-    def memory(warp: Warp, at: int) -> ByteMemory | GlobalMemory:
-        if space == "global":
-            return warp.block.grid.memory
-        return generic(warp, at) if space == "generic" else shared(warp, at)
+    memory = _memory(space)
 
     def run(warp: Warp, mask: Mask, base: Lanes, *values: Lanes) -> Any:
         addresses = locate(base).tolist()
@@ -101,11 +98,19 @@ def _atomic(i: Instruction, address: int) -> Function:
     return run
 
 
+def _memory(space: str) -> Callable[[Warp, int], ByteMemory | GlobalMemory]:
+    """The memory of an address in a state space."""
+    if space == "global":
+        return lambda warp, _: warp.block.grid.memory
+    return generic if space == "generic" else shared
+
+
 def _wide(i: Instruction, operation: str, space: str) -> Function:
     """atom.exch.b128 and atom.cas.b128: registers are two words of 64 bits a lane."""
     if operation not in ("exch", "cas") or i.opcode != "atom":
         raise UnsupportedInstruction(i, f"{operation} of 128 bits")
     locate = displaced(address_operand(i, 1))
+    memory = _memory(space)
 
     def run(warp: Warp, mask: Mask, base: Lanes, *values: Lanes) -> Lanes:
         addresses = locate(base)
@@ -115,7 +120,7 @@ def _wide(i: Instruction, operation: str, space: str) -> Function:
         for lane in np.flatnonzero(mask).tolist():
             at = addresses[lane : lane + 1]
             address = int(at[0])
-            target = generic(warp, address) if space in ("generic", "global") else shared(warp, address)
+            target = memory(warp, address)
             old[lane] = target.load_words(at, 16)[0]
             if operation == "exch" or (old[lane] == values[0][lane]).all():
                 target.store(at, values[-1][lane], 16)

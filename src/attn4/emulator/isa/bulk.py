@@ -19,7 +19,7 @@ from attn4.emulator.isa.registry import Function, Modifiers, UnsupportedInstruct
 from attn4.emulator.ptx.module import Address, Instruction
 from attn4.emulator.state.asynchronous import BulkGroups, Copy
 from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
-from attn4.emulator.state.memory import SharedMemory
+from attn4.emulator.state.memory import ByteMemory, GlobalMemory, SharedMemory
 from attn4.emulator.units import bulk
 from attn4.emulator.units.reductions import WORDS, reduction
 from attn4.emulator.units.tensormap import TensorMap, decode
@@ -158,6 +158,10 @@ def _own(warp: Warp, address: int) -> SharedMemory:
     return memory
 
 
+def _of_space(space: str, warp: Warp, address: int) -> ByteMemory | GlobalMemory:
+    return warp.block.grid.memory if space == "global" else shared(warp, address)
+
+
 def descriptor(warp: Warp, address: int) -> TensorMap:
     """The tensor map at a generic address."""
     return decode(generic(warp, address).read(address, _DESCRIPTOR_BYTES).tobytes())
@@ -294,7 +298,7 @@ def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         if reduces
         else ""
     )
-    into, _ = (modifiers.one_of("global", "shared::cta", "shared::cluster") for _ in range(2))
+    into, source_space = (modifiers.one_of("global", "shared::cta", "shared::cluster") for _ in range(2))
     counted = f"bulk {'reduce' if reduces else 'store' if into == 'global' else 'load'} bytes"
     modifiers.done()
     address_operand(i, 0), address_operand(i, 1)
@@ -312,12 +316,12 @@ def _span(i: Instruction, modifiers: Modifiers, *, reduces: bool) -> Function:
         warp.block.grid.tally.add(warp, lane, counted, nbytes)
 
         def read() -> None:
-            data.append(generic(warp, source).read(source, nbytes).copy())
+            data.append(_of_space(source_space, warp, source).read(source, nbytes).copy())
 
         def write() -> None:
             warp.block.grid.changes += 1
             for address, signalled in _targets(target, barrier, ctas, pair=False):
-                memory = generic(warp, address)
+                memory = _of_space(into, warp, address)
                 if operation:
                     _reduce(memory, address, data[0], operation, element)
                 else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attn4.emulator.isa.memory import GLOBAL_START, PARAMETER_BASE
+from attn4.emulator.isa.memory import GLOBAL_START, PARAMETER_BASE, is_global
 from attn4.emulator.isa.registry import Function, Modifiers, UnsupportedInstruction, effect, pure, value_type
 from attn4.emulator.ptx.module import Instruction
 from attn4.emulator.state.block import OFFSET_MASK, RANK_SHIFT
@@ -52,8 +52,10 @@ def isspacep(i: Instruction) -> Function:
     modifiers.done()
 
     def run(warp: Warp, _: Any, address: Lanes) -> Lanes:
-        if space == "global":
-            return address >= GLOBAL_START
+        held = np.array([is_global(warp, int(one)) for one in address])
+        return held if space == "global" else ~held & within(warp, address)
+
+    def within(warp: Warp, address: Lanes) -> Lanes:
         if space.startswith("param"):
             return (address >= PARAMETER_BASE) & (address < LOCAL_BASE)
         if space == "local":

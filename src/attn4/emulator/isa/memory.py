@@ -33,8 +33,9 @@ Space = Callable[["Warp", int], Memory | LocalView]
 PARAMETER_BASE = 0x2000_0000
 """Where kernel parameters start, in their own space and as generic addresses.
 
-Generic addresses are what they point at: a shared address (below this), a parameter's, or that of a real
-buffer (above 2**32), so that cvta changes nothing.
+Generic addresses are what they point at: that of a real buffer, a shared address (below this), or a
+parameter's, so that cvta changes nothing. Buffers mostly lie above 2**32, but the heap of a Python that is
+not position independent does not: an address that an allocation holds is global.
 """
 GLOBAL_START = 1 << 32
 
@@ -88,9 +89,14 @@ def displaced_value(address: Address) -> Callable[[int], int]:
     return lambda base: (base + address.offset) & limit
 
 
+def is_global(warp: Warp, address: int) -> bool:
+    """Whether a generic address is one of global memory."""
+    return address >= GLOBAL_START or warp.block.grid.memory.holds(address)
+
+
 def generic(warp: Warp, address: int) -> Memory:
     """The memory in which a generic address lies."""
-    if address >= GLOBAL_START:
+    if is_global(warp, address):
         return warp.block.grid.memory
     if address >= PARAMETER_BASE:
         return warp.block.grid.parameters
@@ -99,7 +105,9 @@ def generic(warp: Warp, address: int) -> Memory:
 
 def _anywhere(warp: Warp, address: int) -> Memory | LocalView:
     """The same for loads and stores, which reach local memory, too."""
-    return local(warp, address) if LOCAL_BASE <= address < GLOBAL_START else generic(warp, address)
+    if address >= LOCAL_BASE and not is_global(warp, address):
+        return local(warp, address)
+    return generic(warp, address)
 
 
 def local(warp: Warp, _: int) -> LocalView:

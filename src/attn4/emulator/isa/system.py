@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attn4.emulator.faults import Trap
-from attn4.emulator.isa.memory import generic, local
+from attn4.emulator.isa.memory import generic, is_global, local
 from attn4.emulator.isa.registry import Function, Modifiers, UnsupportedInstruction, effect
 from attn4.emulator.ptx.module import Instruction
 from attn4.emulator.state.local import LOCAL_BASE
@@ -106,7 +106,7 @@ def _formatted(warp: Warp, lane: int, text: str, buffer: int) -> tuple[str, int]
 
 
 def _argument(warp: Warp, lane: int, address: int, size: int) -> bytes:
-    if address < LOCAL_BASE or address >> 32:
+    if address < LOCAL_BASE or is_global(warp, address):
         return generic(warp, address).read(address, size).tobytes()
     chosen = np.zeros(warp.lanes, np.bool_)
     chosen[lane] = True

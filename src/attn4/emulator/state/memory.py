@@ -324,6 +324,11 @@ class GlobalMemory:
     def __iter__(self) -> Iterator[ByteMemory]:
         return iter(tuple(self._allocations))
 
+    def holds(self, address: int) -> bool:
+        """Whether an allocation holds the byte at ``address``."""
+        position = bisect_right(self._bases, address) - 1
+        return position >= 0 and address < self._allocations[position].end
+
     def find(self, address: int, nbytes: int = 1, lane: int | None = None) -> ByteMemory:
         """The allocation that holds the span. Raises MemoryFault, naming the nearest below, if none does."""
         position = bisect_right(self._bases, address) - 1
