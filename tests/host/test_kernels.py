@@ -76,6 +76,27 @@ def test_kernels_spill_nothing_and_products_run_on(name, tmp_path):
     assert waits == artifact.ptx().count("wgmma.wait_group")
 
 
+BLACKWELL = {
+    "full 64": ({"head_dim": 64, "mask": Mask(), "seqlen_q": 4096}, 0),
+    "full 128": ({"head_dim": 128, "mask": Mask(), "seqlen_q": 4096}, 0),
+    "full 256": ({"head_dim": 256, "mask": Mask(), "seqlen_q": 4096}, 0),
+    # The tile's record outlives the loop over keys: four registers are put by and fetched once a tile.
+    "causal 128": ({"head_dim": 128, "mask": Mask.of(True), "seqlen_q": 4096}, 12),
+}
+
+
+@needs_dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BLACKWELL)
+def test_blackwell_kernels_spill_no_more_than_is_known(name):
+    from attn4.artifact import artifact_for
+
+    fields, most = BLACKWELL[name]
+    code = machine_code(artifact_for(choose(problem(**fields), machine("sm_100a"))).library.read_bytes())
+    assert code.count("UTCHMMA") > 30
+    assert len(re.findall(r"\b(?:STL|LDL)\b", code)) <= most
+
+
 @needs_dsl
 def test_plans_that_differ_only_in_lengths_give_one_kernel():
     """Shapes arrive with the call: one artefact serves all lengths on the same side of a tile choice."""

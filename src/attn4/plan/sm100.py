@@ -96,7 +96,7 @@ def forward(problem: Problem, machine: Machine, cta_group: int = 1) -> Plan:
         mask=mask,
         tile_m=tiles * TILE_ROWS,
         tile_n=TILE_KEYS,
-        roles=forward_roles(layout, schedule.dynamic, machine),
+        roles=forward_roles(layout, schedule.dynamic),
         buffers=(*pack("shared", (*pieces, barriers)), *pack("tensor", tensor_pieces(layout))),
         channels=channels,
         schedule=schedule,
@@ -135,9 +135,9 @@ def forward_schedule(problem: Problem) -> Schedule:
     return Schedule("longest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
 
 
-def forward_roles(layout: Layout, dynamic: bool, machine: Machine) -> tuple[Role, ...]:
+def forward_roles(layout: Layout, dynamic: bool) -> tuple[Role, ...]:
     """Warpgroups for softmax and correction, and one warpgroup of single warps."""
-    softmax_registers, correction, other = forward_registers(layout, machine)
+    softmax_registers, correction, other = forward_registers(layout)
     softmax_job = "a row a thread: maximum, 2^x, sum; P into the columns of S"
     jobs: list[tuple[str, int, int, str]] = [
         (f"softmax{i}", 4, softmax_registers, softmax_job) for i in range(layout.tiles)
@@ -160,20 +160,13 @@ def forward_roles(layout: Layout, dynamic: bool, machine: Machine) -> tuple[Role
     return tuple(roles)
 
 
-def forward_registers(layout: Layout, machine: Machine) -> tuple[int, int, int]:
+def forward_registers(layout: Layout) -> tuple[int, int, int]:
     """Registers of a softmax, a correction and any other thread: 512 (one tile: 504) for each lane of a warp.
 
-    A softmax thread holds a row of 128 scores; without the polynomial it needs fewer temporaries.
+    A softmax thread holds a row of 128 scores. Those of the others are what leaves full attention at head
+    dimensions up to 128 and of 256 without a spill, read from the machine code.
     """
-    if layout.tiles == 1:
-        return (240, 160, 64)
-    if machine.exponentials > 16:
-        return (176, 88, 72)
-    if layout.head_dim <= 64:
-        return (200, 64, 48)
-    if layout.head_dim <= 96:
-        return (192, 80, 48)
-    return (184, 80, 64) if layout.cta_group == 2 else (192, 72, 56)
+    return (240, 144, 104) if layout.tiles == 1 else (176, 88, 72)
 
 
 def shared_pieces(layout: Layout, machine: Machine, dynamic: bool) -> tuple[tuple[Piece, ...], bool]:
