@@ -131,7 +131,7 @@ def test_a_slot_that_never_comes_back_is_refused() -> None:
     ("role", "fields", "text"),
     [
         ("mma", {"first_warp": 13}, "role mma begins at warp 13, but those before it end at 12"),
-        ("softmax1", {"registers": 200}, "softmax0 4 x 192 + softmax1 4 x 200 + correction 4 x 72"),
+        ("softmax1", {"registers": 200}, "softmax0 4 x 176 + softmax1 4 x 200 + correction 4 x 88"),
         (
             "softmax1",
             {"registers": 188},
@@ -147,7 +147,7 @@ def test_roles_out_of_their_bounds_are_refused(role: str, fields: dict[str, Any]
 
 
 def test_the_register_budget_is_spelled_out() -> None:
-    text = "= 2080 a lane, but 16 warps are launched with 128 each (65536 / 512 threads, rounded down to 8)"
+    text = "= 2144 a lane, but 16 warps are launched with 128 each (65536 / 512 threads, rounded down to 8)"
     one_fault(changed(FORWARD, "roles", "softmax1", registers=200), B200, text)
 
 
