@@ -210,6 +210,18 @@ def test_one_gathered_tile_serves_several_ctas():
     np.testing.assert_array_equal(pair[0].bytes, pair[1].bytes)
 
 
+def test_a_tensor_that_begins_before_all_memory_is_brought_back_by_a_coordinate():
+    tensor_map, memory, view = make((16, 8), "f32", (16, 4))
+    rows = 1 << 30
+    far = replace(
+        tensor_map,
+        address=(tensor_map.address - rows * tensor_map.strides[1]) % bulk.ADDRESS_SPACE,
+        shape=(16, rows + 8),
+    )
+    tile = bulk.gather_tile(far, memory, (0, rows + 2))
+    np.testing.assert_array_equal(tile.view(np.float32).reshape(4, 16), view[2:6])
+
+
 def test_a_tensor_map_past_its_allocation_is_out_of_bounds():
     tensor_map, memory, _ = make((16, 8), "f32", (16, 4))
     longer = TensorMap(tensor_map.address, "f32", (16, 12), tensor_map.strides, tensor_map.box)

@@ -18,9 +18,9 @@ GRADIENT = 1.2
 
 LSE = 1e-4
 
-KNOWN = {"sm_100a backward 128": "leak: a bulk copy"}
-"""What is reported of the reference, rightly by the text of PTX: its epilogue stores dK by a bulk copy, for
-which no one waits before the CTA exits.
+KNOWN = {"sm_100a backward": "leak: a bulk copy"}
+"""What is reported of the reference, rightly by the text of PTX: its epilogue stores dK and dV by bulk
+copies, for which no one waits before the CTA exits.
 """
 
 UNDER_OTHER_SCHEDULES = (

@@ -31,6 +31,10 @@ from attn4.emulator.units.tensormap import DescriptorError, TensorMap
 Memory = ByteMemory | GlobalMemory
 TILE_ALIGNMENT = 128  # PTX 5.5.6: of a tile's shared address; 9.7.9.25 asks 16 of plain copies
 COPY_ALIGNMENT = 16
+ADDRESS_SPACE = 1 << 57
+"""Host code encodes 57 bits of a tensor's address. One that begins before its buffer, so that a coordinate
+brings it back (a ragged batch), may lie below 0.
+"""
 OUTSIDE = 0x7FF7  # the NaN for what lies outside a tensor, in 16-bit words of any element; of an H200
 
 
@@ -293,12 +297,13 @@ def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[i
     origin = sum(c * s for c, s in zip(coordinates, tensor_map.strides, strict=True))
     first = origin + sum(lo * s for lo, s in zip(low, strides, strict=True))
     extent = sum((h - lo - 1) * s for lo, h, s in zip(low, high, strides, strict=True)) + strides[0]
-    allocation = memory.find(tensor_map.address + first, extent)
+    start = (tensor_map.address + first) % ADDRESS_SPACE
+    allocation = memory.find(start, extent)
     size = tensor_map.strides[0]
     low[0], high[0] = low[0] * size, high[0] * size
     return _Window(
         allocation,
-        tensor_map.address + first - allocation.base,
+        start - allocation.base,
         tuple(h - lo for lo, h in zip(low, high, strict=True))[::-1],
         (*strides[:0:-1], 1),
         tuple(slice(lo, h) for lo, h in zip(low, high, strict=True))[::-1],
