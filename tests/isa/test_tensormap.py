@@ -219,7 +219,7 @@ def test_a_tensor_that_begins_before_all_memory_is_brought_back_by_a_coordinate(
         shape=(16, rows + 8),
     )
     tile = bulk.gather_tile(far, memory, (0, rows + 2))
-    np.testing.assert_array_equal(tile.view(np.float32).reshape(4, 16), view[2:6])
+    np.testing.assert_array_equal(tile.view(view.dtype).reshape(4, 16), view[2:6])
 
 
 def test_a_tensor_map_past_its_allocation_is_out_of_bounds():
