@@ -114,7 +114,9 @@ def test_every_small_case_of_the_list_runs_on_an_emulated_b200(case):
 def test_exponentials_and_products_are_as_many_as_the_plan_says(arch, by_polynomial):
     """By hand, for 260 x 390 of head dimension 128: two CTA tiles of two query tiles, four steps each."""
     steps, tiles, warps = 4, 2 * 2, 4
-    gpu = attended(ProblemCase(name="", batch=1, seqlen_q=260, seqlen_k=390, heads=1, head_dim=128), arch)
+    gpu = attended(
+        ProblemCase(name="", batch=1, seqlen_q=260, seqlen_k=390, heads=1, kv_heads=1, head_dim=128), arch
+    )
     (launch,) = gpu.report.to_dict()
     # A row's 128 and one for the maximum that grew; the first step is masked, which the polynomial cannot do.
     a_warp = steps * (128 + 1) - (steps - 1) * by_polynomial
