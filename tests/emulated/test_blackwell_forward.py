@@ -80,7 +80,13 @@ def test_the_extremes_of_a_plan_give_attention(name):
     check(attend(case, Adversarial(late=True), hazards=True), LSE_ERROR + POLYNOMIAL_ERROR)
 
 
-CHOSEN = ("dim 72 causal", "size 193x353 causal 128", "full 256 40x300", "used queries and keys")
+CHOSEN = (
+    "dim 72 causal",
+    "size 193x353 causal 128",
+    "full 256 40x300",
+    "dim 192,128 causal",
+    "used queries and keys",
+)
 
 
 def attended(case, arch):

@@ -23,7 +23,9 @@ def store(stream, out, ends):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
             ends.out.arrive_together()
             ends.out.advance()
-            if cutlass.const_expr(plan.output_in_query):
+        if cutlass.const_expr(plan.output_in_query):
+            # An output tile is not as large as a query tile: the last may reach into each of these slots.
+            for _ in cutlass.range_constexpr(plan.query_tiles):
                 ends.query.arrive()
                 ends.query.advance()
         stream, tile = next_tile(stream)
