@@ -86,6 +86,13 @@ class Producer(End):
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.barrier, self.ring.channel.transaction_bytes)
 
+    def send(self, rows, tiles, index):
+        """Copy tile ``index`` of ``rows`` into the next free slot; by one warp."""
+        slot = self.acquire()
+        self.expect()
+        rows.copy(tiles, index, slot, self.barrier)
+        self.advance()
+
     @cute.jit
     def skip(self):
         """Pass the acquired slot on without data."""

@@ -1,4 +1,4 @@
-"""What a call hands to a forward kernel of either machine."""
+"""What a forward kernel of either machine is called with, and how its plan names tiles and copies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int32
+
+from attn4.kernels.dsl import tma
+from attn4.kernels.dsl.smem import row_major_layout
+from attn4.kernels.shared.scheduler import Lengths
+from attn4.kernels.shared.tiles import Bounds
 
 DTYPES = {"bfloat16": BFloat16, "float16": Float16}
 
@@ -26,3 +31,61 @@ class Scalars:
     scale_log2: Float32
     window_left: Int32
     window_right: Int32
+
+
+class ForwardKernel:
+    """The kernel of one plan, without its roles."""
+
+    def __init__(self, plan):
+        self.plan = plan
+        self.dtype = DTYPES[plan.dtype]
+
+    @property
+    def bounded_keys(self) -> bool:
+        """Whether a sequence's keys can end before the tensor does."""
+        return self.plan.cu_seqlens_k or self.plan.seqused_k
+
+    def slots(self, name: str) -> str:
+        """The buffer that holds the tiles of ``name``."""
+        rings = ("key_value", name) if name in ("key", "value") else (name,)
+        return next(buffer.name for buffer in self.plan.buffers if buffer.name in rings)
+
+    def layout(self, name: str):
+        """Shared-memory layout of the tiles of ``name``."""
+        buffer = self.plan.buffer(self.slots(name))
+        return row_major_layout(buffer.shape, buffer.stages, self.dtype)
+
+    def tile(self, arena, name: str):
+        """The tiles of ``name`` as a tensor."""
+        return arena.tile(self.slots(name), self.layout(name), self.dtype)
+
+    def atom(self, name: str, rows, direction=tma.LOAD):
+        """The copy of tiles of ``name``; query and output rows may be those of a group of heads."""
+        shape = self.plan.buffer(self.slots(name)).shape
+        if self.plan.pack_gqa > 1 and name in ("query", "out"):
+            return tma.packed_copy_atom(rows, self.layout(name), shape, self.plan.pack_gqa, direction)
+        return tma.copy_atom(rows, self.layout(name), shape, direction)
+
+    def row_tiles(self, arena, copies):
+        """The copies of Q, K and V into their slots."""
+        query, key, value = (self.tile(arena, name) for name in ("query", "key", "value"))
+        pack, bounded = self.plan.pack_gqa, self.bounded_keys
+        return (
+            tma.RowTiles(copies.query, copies.query_rows, query, pack=pack),
+            tma.RowTiles(copies.key, copies.key_rows, key, bounded=bounded),
+            tma.RowTiles(copies.value, copies.value_rows, value, bounded=bounded),
+        )
+
+    def lengths(self, query, key, vectors) -> Lengths:
+        """Of the call with these (rows, dim, heads, batch) tensors and length vectors."""
+        cu_seqlens_q = vectors[0]
+        batch = cu_seqlens_q.shape[0] - 1 if self.plan.cu_seqlens_q else query.shape[3]
+        heads = query.shape[2] // self.plan.pack_gqa
+        return Lengths(batch, heads, heads // key.shape[2], query.shape[0], key.shape[0], *vectors)
+
+    def bounds(self, scalars: Scalars) -> Bounds:
+        """Which keys a query sees."""
+        plan = self.plan
+        return Bounds(
+            plan.mask, plan.tile_m, plan.tile_n, plan.pack_gqa, scalars.window_left, scalars.window_right
+        )

@@ -1,4 +1,4 @@
-"""Scores outside the mask become -inf, in the accumulator registers of a warpgroup product."""
+"""Scores outside the mask become -inf, in registers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from attn4.kernels.dsl import mma
 
 
 @cute.jit
+def seen(bounds: cutlass.Constexpr, tile, row, first_column: Int32):
+    """The columns [begin, end) from ``first_column`` on that a row sees; one past the queries sees none."""
+    position = bounds.position_in(tile, row)
+    end = bounds.end_key(position, tile) - first_column
+    end = end if position < tile.q_len else Int32(0)
+    begin = Int32(0)
+    if cutlass.const_expr(bounds.kind == "window"):
+        begin = bounds.begin_key(position, tile) - first_column
+    return begin, end
+
+
+@cute.jit
 def apply_mask(scores, bounds: cutlass.Constexpr, tile, rows, block: Int32):
-    """Mask the scores of key block ``block``; ``rows`` are this thread's two rows within the row block.
-
-
-    Rows past the queries (``q_len``) see no key.
-    """
+    """Mask the scores of key block ``block``; ``rows`` are this thread's two rows within the row block."""
     by_row = mma.by_row(scores)
     first_column = block * bounds.tile_n + 2 * (cute.arch.lane_idx() % 4)
     for half in cutlass.range_constexpr(2):
-        position = bounds.position_in(tile, rows[half])
-        end = bounds.end_key(position, tile) - first_column
-        end = end if position < tile.q_len else Int32(0)
-        begin = Int32(0)
-        if cutlass.const_expr(bounds.kind == "window"):
-            begin = bounds.begin_key(position, tile) - first_column
+        begin, end = seen(bounds, tile, rows[half], first_column)
         for i in cutlass.range_constexpr(cute.size(by_row, mode=[1])):
             column = 8 * (i // 2) + i % 2
             visible = column < end
@@ -36,12 +39,7 @@ def apply_mask(scores, bounds: cutlass.Constexpr, tile, rows, block: Int32):
 @cute.jit
 def mask_row(scores, bounds: cutlass.Constexpr, tile, row, block: Int32):
     """Mask the scores of key block ``block`` in a thread that holds all of ``row`` of the row block."""
-    position = bounds.position_in(tile, row)
-    end = bounds.end_key(position, tile) - block * bounds.tile_n
-    end = end if position < tile.q_len else Int32(0)
-    begin = Int32(0)
-    if cutlass.const_expr(bounds.kind == "window"):
-        begin = bounds.begin_key(position, tile) - block * bounds.tile_n
+    begin, end = seen(bounds, tile, row, block * bounds.tile_n)
     for column in cutlass.range_constexpr(cute.size(scores)):
         visible = column < end
         if cutlass.const_expr(bounds.kind == "window"):

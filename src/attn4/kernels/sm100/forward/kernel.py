@@ -11,11 +11,10 @@ from cutlass import Float32, Int32
 from attn4.kernels.dsl import math, tma
 from attn4.kernels.dsl.carried import Bundle
 from attn4.kernels.dsl.channel import Consumer, Producer
-from attn4.kernels.dsl.smem import Arena, row_major_layout, transposed
+from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.dsl.tensor_memory import TensorArena
-from attn4.kernels.shared.call import DTYPES, Outputs, Scalars
+from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
 from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
-from attn4.kernels.shared.tiles import Bounds
 from attn4.kernels.sm100.forward.correction import Corrector, correct
 from attn4.kernels.sm100.forward.load import load
 from attn4.kernels.sm100.forward.mma import Products, multiply
@@ -40,38 +39,8 @@ class Copies:
     out_rows: cute.Tensor
 
 
-class Forward:
+class Forward(ForwardKernel):
     """The kernel of one plan."""
-
-    def __init__(self, plan):
-        self.plan = plan
-        self.dtype = DTYPES[plan.dtype]
-
-    @property
-    def bounded_keys(self) -> bool:
-        """Whether a sequence's keys can end before the tensor does."""
-        return self.plan.cu_seqlens_k or self.plan.seqused_k
-
-    def slots(self, name: str) -> str:
-        """The buffer that holds the tiles of ``name``."""
-        rings = ("key_value", name) if name in ("key", "value") else (name,)
-        return next(buffer.name for buffer in self.plan.buffers if buffer.name in rings)
-
-    def layout(self, name: str):
-        """Shared-memory layout of the tiles of ``name``."""
-        buffer = self.plan.buffer(self.slots(name))
-        return row_major_layout(buffer.shape, buffer.stages, self.dtype)
-
-    def tile(self, arena, name: str):
-        """The tiles of ``name`` as a tensor."""
-        return arena.tile(self.slots(name), self.layout(name), self.dtype)
-
-    def atom(self, name: str, rows, direction=tma.LOAD):
-        """The copy of tiles of ``name``; query and output rows may be those of a group of heads."""
-        shape = self.plan.buffer(self.slots(name)).shape
-        if self.plan.pack_gqa > 1 and name in ("query", "out"):
-            return tma.packed_copy_atom(rows, self.layout(name), shape, self.plan.pack_gqa, direction)
-        return tma.copy_atom(rows, self.layout(name), shape, direction)
 
     @cute.jit
     def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments
@@ -97,22 +66,10 @@ class Forward:
         key = tma.rows_first(k, plan.cu_seqlens_k)
         value = tma.rows_first(v, plan.cu_seqlens_k)
         result = tma.rows_first(out, plan.cu_seqlens_q)
-        batch = query.shape[3]
         if cutlass.const_expr(plan.cu_seqlens_q):
-            batch = cu_seqlens_q.shape[0] - 1
             result = tma.bounded_rows(result)
-        heads = query.shape[2] // plan.pack_gqa
-        lengths = Lengths(
-            batch,
-            heads,
-            heads // key.shape[2],
-            query.shape[0],
-            key.shape[0],
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_q,
-            seqused_k,
-        )
+        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        lengths = self.lengths(query, key, vectors)
         if cutlass.const_expr(self.bounded_keys):
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)
         copies = Copies(
@@ -144,9 +101,7 @@ class Forward:
         cute.arch.sync_threads()
         tensor.open()
 
-        bounds = Bounds(
-            plan.mask, plan.tile_m, plan.tile_n, plan.pack_gqa, scalars.window_left, scalars.window_right
-        )
+        bounds = self.bounds(scalars)
         words = arena.words("tile") if cutlass.const_expr(plan.schedule.dynamic) else None
         place = (rings, words, bounds, lengths)
 
@@ -175,26 +130,12 @@ class Forward:
             )
             multiply(self.stream(place), Products(plan, self.dtype, shared, tensor), self.mma_ends(rings))
         if warp == plan.role("store").first_warp:
-            pack = plan.pack_gqa
-            out = tma.RowTiles(
-                copies.out, copies.out_rows, self.tile(arena, "out"), bounded=plan.cu_seqlens_q, pack=pack
-            )
+            staged = self.tile(arena, "out")
+            out = tma.RowTiles(copies.out, copies.out_rows, staged, plan.cu_seqlens_q, plan.pack_gqa)
             store(self.stream(place), out, self.store_ends(rings))
         if warp == plan.role("load").first_warp:
-            row_tiles = (
-                tma.RowTiles(copies.query, copies.query_rows, self.tile(arena, "query"), pack=plan.pack_gqa),
-                tma.RowTiles(copies.key, copies.key_rows, self.tile(arena, "key"), bounded=self.bounded_keys),
-                tma.RowTiles(
-                    copies.value, copies.value_rows, self.tile(arena, "value"), bounded=self.bounded_keys
-                ),
-            )
-            names = [name for name in ("query", "key_value", "key", "value") if name in rings]
-            load(
-                self.stream(place),
-                lengths.group,
-                row_tiles,
-                Bundle(**{name: Producer(rings[name]) for name in names}),
-            )
+            ends = Bundle(**self.tile_ends(rings, Producer))
+            load(self.stream(place), lengths.group, self.row_tiles(arena, copies), ends)
         if cutlass.const_expr(plan.schedule.dynamic):
             if warp == plan.role("schedule").first_warp:
                 order = TileOrder(plan, bounds, lengths)
@@ -243,10 +184,13 @@ class Forward:
         names = ("out", "query") if self.plan.output_in_query else ("out",)
         return Bundle(**{name: Consumer(rings[name]) for name in names})
 
+    def tile_ends(self, rings, side):
+        """One side of the rings of Q, K and V, which K and V may share."""
+        return {name: side(rings[name]) for name in ("query", "key_value", "key", "value") if name in rings}
+
     def mma_ends(self, rings):
         """What the multiplying warp takes and hands over."""
-        names = [name for name in ("query", "key_value", "key", "value") if name in rings]
-        ends = {name: Consumer(rings[name]) for name in names}
+        ends = self.tile_ends(rings, Consumer)
         for i in range(self.plan.query_tiles):
             ends[f"scores{i}"] = Producer(rings[f"scores{i}"])
             ends[f"output{i}"] = Producer(rings[f"output{i}"])

@@ -47,9 +47,5 @@ def load(stream, group: Int32, row_tiles, ends):
 @cute.jit
 def send(ends, name: cutlass.Constexpr, rows, tiles, index: Int32):
     """Copy tile ``index`` of a sequence into the next free slot of the ring of ``name``."""
-    producer = ends.ring(name)
-    slot = producer.acquire()
-    producer.expect()
-    rows.copy(tiles, index, slot, producer.barrier)
-    producer.advance()
+    ends.ring(name).send(rows, tiles, index)
     return ends

@@ -10,11 +10,10 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, mma, tma
 from attn4.kernels.dsl.channel import Consumer, Producer, Turn
-from attn4.kernels.dsl.smem import Arena, row_major_layout, transposed
-from attn4.kernels.shared.call import DTYPES, Outputs, Scalars
+from attn4.kernels.dsl.smem import Arena, transposed
+from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
 from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
 from attn4.kernels.shared.softmax import OnlineSoftmax
-from attn4.kernels.shared.tiles import Bounds
 from attn4.kernels.sm90.forward.attend import Worker, attend
 from attn4.kernels.sm90.forward.load import load
 from attn4.kernels.sm90.forward.operands import GROUP_THREADS, Operands
@@ -43,43 +42,8 @@ class Tiles:
     group: Int32
 
 
-class Forward:
+class Forward(ForwardKernel):
     """The kernel of one plan."""
-
-    def __init__(self, plan):
-        self.plan = plan
-        self.dtype = DTYPES[plan.dtype]
-
-    @property
-    def bounded_keys(self) -> bool:
-        """Whether a sequence's keys can end before the tensor does."""
-        return self.plan.cu_seqlens_k or self.plan.seqused_k
-
-    def layout(self, name: str):
-        """Shared-memory layout of a tile buffer."""
-        buffer = self.plan.buffer(name)
-        return row_major_layout(buffer.shape, buffer.stages, self.dtype)
-
-    def tile(self, arena, name: str):
-        """A tile buffer as a tensor."""
-        return arena.tile(name, self.layout(name), self.dtype)
-
-    def query_atom(self, query):
-        """The copy of query tiles, of one head or of a whole group."""
-        shape = self.plan.buffer("query").shape
-        if self.plan.pack_gqa > 1:
-            return tma.packed_copy_atom(query, self.layout("query"), shape, self.plan.pack_gqa)
-        return tma.copy_atom(query, self.layout("query"), shape)
-
-    def row_tiles(self, arena, copies):
-        """The copies of Q, K and V into their slots."""
-        query, key, value = (self.tile(arena, name) for name in TILES)
-        pack, bounded = self.plan.pack_gqa, self.bounded_keys
-        return (
-            tma.RowTiles(copies.query, copies.query_rows, query, pack=pack),
-            tma.RowTiles(copies.key, copies.key_rows, key, bounded=bounded),
-            tma.RowTiles(copies.value, copies.value_rows, value, bounded=bounded),
-        )
 
     def worker(self, arena, bounds, scale_log2):
         """What an attending warpgroup works with."""
@@ -128,27 +92,14 @@ class Forward:
         query = tma.rows_first(q, plan.cu_seqlens_q)
         key = tma.rows_first(k, plan.cu_seqlens_k)
         value = tma.rows_first(v, plan.cu_seqlens_k)
-        batch = query.shape[3]
-        if cutlass.const_expr(plan.cu_seqlens_q):
-            batch = cu_seqlens_q.shape[0] - 1
-        heads = query.shape[2] // plan.pack_gqa
-        lengths = Lengths(
-            batch,
-            heads,
-            heads // key.shape[2],
-            query.shape[0],
-            key.shape[0],
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_q,
-            seqused_k,
-        )
+        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        lengths = self.lengths(query, key, vectors)
         if cutlass.const_expr(self.bounded_keys):
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)
         copies = Copies(
-            *self.query_atom(query),
-            *tma.copy_atom(key, self.layout("key"), plan.buffer("key").shape),
-            *tma.copy_atom(value, self.layout("value"), plan.buffer("value").shape),
+            *self.atom("query", query),
+            *self.atom("key", key),
+            *self.atom("value", value),
         )
         scalars = Scalars(softmax_scale * math.LOG2_E, window_left, window_right)
         self.kernel(copies, Outputs(out, lse, counter), lengths, scalars).launch(
@@ -169,9 +120,7 @@ class Forward:
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
 
-        bounds = Bounds(
-            plan.mask, plan.tile_m, plan.tile_n, plan.pack_gqa, scalars.window_left, scalars.window_right
-        )
+        bounds = self.bounds(scalars)
         words = arena.words("tile")
         loading, scheduling, attending = (plan.role(name) for name in ("load", "schedule", "attend"))
         if warp < attending.first_warp:

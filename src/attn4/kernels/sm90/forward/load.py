@@ -46,8 +46,5 @@ def load(tiles, row_tiles, channels):
 @cute.jit
 def send(producer, rows, tiles, index: Int32):
     """Copy tile ``index`` of a sequence into the next free slot."""
-    slot = producer.acquire()
-    producer.expect()
-    rows.copy(tiles, index, slot, producer.barrier)
-    producer.advance()
+    producer.send(rows, tiles, index)
     return producer
