@@ -41,6 +41,8 @@ def compile_plan(plan):
     """
     if plan.direction != "forward":
         raise NotImplementedError(f"no {plan.direction} kernel is built yet; the forward pass is")
+    if plan.cta_group != 1:
+        raise NotImplementedError("no kernel for groups of CTAs is built yet; choose a plan with cta_group=1")
     dtype = DTYPES[plan.dtype]
     lse = None
     if plan.lse:

@@ -8,6 +8,7 @@ the warp's methods say of a branch that parts its lanes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from attn4.emulator.codegen.chains import chains
@@ -136,18 +137,7 @@ class _Writer:
         return f"f{number}({', '.join(arguments)})"
 
     def _argument(self, number: int, n: int, operation: Operation, operand: Operand) -> str:
-        match operand:
-            case Register():
-                return f"r{self._places[operand]}"
-            case Negated():
-                return f"~r{self._places[operand.register]}"
-            case Immediate():
-                return f"k{number}_{n}"
-            case SpecialRegister():
-                return f"w.special[{operand.name!r}](w)"
-            case Symbol():
-                return f"w.symbol_{'b32' if is_narrow(operation) else 'b64'}[{operand.name!r}]"
-        raise UnsupportedInstruction(operation.instruction, f"operand {operand.text}")
+        return argument(number, n, operation, operand, self._name)
 
     def _product(self, number: int, operation: Operation, results: str) -> None:
         """A product of a chain: its own operands are kept until the last one issues them all."""
@@ -204,24 +194,49 @@ class _Writer:
                 )
 
     def _jump(self, segment: Segment) -> None:
-        jump = segment.jump
-        add = self._source.add
-        if jump is None:
-            add(f" return {segment.following}" if segment.following >= 0 else " return w.leave(m, m, -1)")
-            return
-        if jump.guard is None:
-            add(f" return {segment.target}" if jump.opcode == "bra" else " return w.leave(m, m, -1)")
-            return
-        guard = f"r{self._places[jump.guard.register]}"
-        add(f" g = {'~' if jump.guard.negated else ''}{guard}{' & m' if self._masked else ''}")
-        add(" t = g.tobytes()")
-        if jump.opcode != "bra":
-            add(" if ONE not in t: return " + str(segment.following))
-            add(f" return w.leave(m, g, {segment.following})")
-            return
-        add(f" if t == b: return {segment.target}")
+        jump(self._source, segment, self._name, " & m" if self._masked else "")
+
+    def _name(self, register: Register) -> str:
+        return f"r{self._places[register]}"
+
+
+def jump(source: Source, segment: Segment, name: Callable[[Register], str], mask: str) -> None:
+    """The end of a segment: where the warp goes on. ``name`` spells a register, ``mask`` narrows a guard."""
+    last = segment.jump
+    add = source.add
+    if last is None:
+        add(f" return {segment.following}" if segment.following >= 0 else " return w.leave(m, m, -1)")
+        return
+    if last.guard is None:
+        add(f" return {segment.target}" if last.opcode == "bra" else " return w.leave(m, m, -1)")
+        return
+    add(f" g = {'~' if last.guard.negated else ''}{name(last.guard.register)}{mask}")
+    add(" t = g.tobytes()")
+    if last.opcode != "bra":
         add(f" if ONE not in t: return {segment.following}")
-        add(f" return w.diverge(m, g, {segment.target}, {segment.following}, {segment.join})")
+        add(f" return w.leave(m, g, {segment.following})")
+        return
+    add(f" if t == b: return {segment.target}")
+    add(f" if ONE not in t: return {segment.following}")
+    add(f" return w.diverge(m, g, {segment.target}, {segment.following}, {segment.join})")
+
+
+def argument(
+    number: int, n: int, operation: Operation, operand: Operand, name: Callable[[Register], str]
+) -> str:
+    """The text of operand ``n`` of instruction ``number``. Raises UnsupportedInstruction."""
+    match operand:
+        case Register():
+            return name(operand)
+        case Negated():
+            return f"~{name(operand.register)}"
+        case Immediate():
+            return f"k{number}_{n}"
+        case SpecialRegister():
+            return f"w.special[{operand.name!r}](w)"
+        case Symbol():
+            return f"w.symbol_{'b32' if is_narrow(operation) else 'b64'}[{operand.name!r}]"
+    raise UnsupportedInstruction(operation.instruction, f"operand {operand.text}")
 
 
 def is_narrow(operation: Operation) -> bool:

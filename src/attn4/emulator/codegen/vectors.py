@@ -12,13 +12,12 @@ from ctypes import c_int32
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn4.emulator.codegen.emit import Source, is_narrow
+from attn4.emulator.codegen.emit import Source, argument, is_narrow, jump
 from attn4.emulator.codegen.layout import Fixed, Layout, Rows
 from attn4.emulator.codegen.runs import Item, Run, divide, stored
 from attn4.emulator.codegen.segments import Segment, may_wait
 from attn4.emulator.isa.registry import WIDTHS, Operation, UnsupportedInstruction
 from attn4.emulator.ptx.module import (
-    Immediate,
     Negated,
     Operand,
     Register,
@@ -355,34 +354,7 @@ class _Python:
                     add(f"{indent}copyto({self._name(register)}, {value}, where={mask})", number)
 
     def _argument(self, number: int, n: int, operation: Operation, operand: Operand) -> str:
-        match operand:
-            case Register():
-                return self._name(operand)
-            case Negated():
-                return f"~{self._name(operand.register)}"
-            case Immediate():
-                return f"k{number}_{n}"
-            case SpecialRegister():
-                return f"w.special[{operand.name!r}](w)"
-            case Symbol():
-                return f"w.symbol_{'b32' if is_narrow(operation) else 'b64'}[{operand.name!r}]"
-        raise UnsupportedInstruction(operation.instruction, f"operand {operand.text}")
+        return argument(number, n, operation, operand, self._name)
 
     def _jump(self, segment: Segment) -> None:
-        jump = segment.jump
-        add = self._source.add
-        if jump is None:
-            add(f" return {segment.following}" if segment.following >= 0 else " return w.leave(m, m, -1)")
-            return
-        if jump.guard is None:
-            add(f" return {segment.target}" if jump.opcode == "bra" else " return w.leave(m, m, -1)")
-            return
-        add(f" g = {'~' if jump.guard.negated else ''}{self._name(jump.guard.register)} & m")
-        add(" t = g.tobytes()")
-        if jump.opcode != "bra":
-            add(f" if ONE not in t: return {segment.following}")
-            add(f" return w.leave(m, g, {segment.following})")
-            return
-        add(f" if t == b: return {segment.target}")
-        add(f" if ONE not in t: return {segment.following}")
-        add(f" return w.diverge(m, g, {segment.target}, {segment.following}, {segment.join})")
+        jump(self._source, segment, self._name, " & m")
