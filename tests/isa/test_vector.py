@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -178,3 +182,24 @@ def test_a_vector_function_gives_the_bits_of_the_definition(line):
 )
 def test_a_form_without_a_vector_definition_is_left_to_the_definition(line):
     assert not registry.known(bound(line))
+
+
+def test_another_process_generates_the_same_code():
+    """Kept code is found by its text, which must not follow the order of a set."""
+    program = (
+        "from attn4.emulator.codegen.program import Program\n"
+        "from attn4.emulator.ptx.parser import parse\n"
+        "from emulated.tiny import THREAD, kernel_text\n"
+        "lines = [f'add.u32 %r{10 + n}, %r{n + 9}, %r{n + 8};' for n in range(20)]\n"
+        "text = kernel_text(THREAD + '\\n'.join(lines) + 'st.global.u32 [%d2], %r29;\\nret;')\n"
+        "made = Program(parse(text).kernels[0], vectors=True)\n"
+        "print(made.vectors.llvm(32), made.vectors.layout)\n"
+    )
+    texts = set()
+    for seed in ("0", "1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        texts.add(done.stdout)
+    assert len(texts) == 1

@@ -29,7 +29,8 @@ class Layout:
     """Byte offsets for each lane of one: a register lies at ``offset * lanes``, its lanes next to each other.
 
     The widest come first; from ``predicates`` on each lane takes one byte. ``rows`` are vectors of registers
-    that lie next to each other in order.
+    that lie next to each other in order. Nothing here follows the order of a set: another process must find
+    the generated code again.
     """
 
     registers: dict[Register, int]
@@ -37,7 +38,7 @@ class Layout:
     types: dict[Fixed, str]
     predicates: int
     size: int
-    rows: frozenset[Rows] = frozenset()
+    rows: tuple[Rows, ...] = ()
 
     @classmethod
     def of(
@@ -124,14 +125,14 @@ class Storage:
         return self._buffer[start : start + _size(kind) * self.lanes].view(STORAGE[kind])
 
 
-def _disjoint(vectors: Iterable[Rows]) -> tuple[frozenset[Rows], dict[Register, None]]:
-    rows: set[Rows] = set()
+def _disjoint(vectors: Iterable[Rows]) -> tuple[tuple[Rows, ...], dict[Register, None]]:
+    rows: dict[Rows, None] = {}
     joined: dict[Register, None] = {}
     for vector in vectors:
         if vector not in rows and joined.keys().isdisjoint(vector) and len(set(vector)) == len(vector):
-            rows.add(vector)
+            rows[vector] = None
             joined |= dict.fromkeys(vector)
-    return frozenset(rows), joined
+    return tuple(rows), joined
 
 
 def _size(kind: str) -> int:

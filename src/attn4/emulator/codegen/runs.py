@@ -23,19 +23,19 @@ class Run:
 
     name: str
     operations: list[Numbered] = field(default_factory=list)
-    written: set[Register] = field(default_factory=set)
-    touched: set[Register] = field(default_factory=set)
+    written: dict[Register, None] = field(default_factory=dict)
+    touched: dict[Register, None] = field(default_factory=dict)
 
     def add(self, number: int, operation: Operation) -> None:
         """Append an operation."""
         self.operations.append((number, operation))
-        self.written.update(written(operation))
-        self.touched.update(written(operation))
-        self.touched.update(read(operation))
+        self.written |= dict.fromkeys(written(operation))
+        self.touched |= dict.fromkeys((*written(operation), *read(operation)))
 
     def hinders(self, operation: Operation) -> bool:
         """Whether an operation after it needs it to have been executed."""
-        return not self.written.isdisjoint(read(operation)) or not self.touched.isdisjoint(written(operation))
+        reads, writes = read(operation), written(operation)
+        return not (self.written.keys().isdisjoint(reads) and self.touched.keys().isdisjoint(writes))
 
 
 Item = Run | Numbered
