@@ -182,6 +182,7 @@ def test_missing_runtime_is_named_with_its_package(bundle, monkeypatch):
 
 
 def test_driver_that_is_too_old_is_named(monkeypatch):
+    runtime.load_runtime.cache_clear()
     runtime.toolkit_major.cache_clear()
     monkeypatch.setattr(runtime, "runtime_libraries", lambda: {13: Path("x.so")})
     monkeypatch.setattr(runtime, "driver_major", lambda: 12)
