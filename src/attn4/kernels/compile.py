@@ -8,11 +8,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.shared.call import DTYPES
+from attn4.kernels.sm90.backward.kernel import Backward as HopperBackward
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
 from attn4.kernels.sm100.backward.kernel import Backward as BlackwellBackward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
 
-BACKWARD = {"sm_100a": BlackwellBackward, "sm_103a": BlackwellBackward}
+BACKWARD = {"sm_90a": HopperBackward, "sm_100a": BlackwellBackward, "sm_103a": BlackwellBackward}
 FORWARD = {"sm_90a": HopperForward, "sm_100a": BlackwellForward, "sm_103a": BlackwellForward}
 
 STRIDE_DIVISIBILITY = 8

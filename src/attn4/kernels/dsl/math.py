@@ -26,6 +26,20 @@ def pack(low, high, dtype):
     )
 
 
+def unpack(word, dtype):
+    """The two 16-bit floats of a register as float32, the low one first."""
+    if dtype is BFloat16:
+        code = (
+            "{ .reg .b32 a, b; shl.b32 a, {$r0}, 16; and.b32 b, {$r0}, 0xffff0000; "
+            "mov.b32 {$w0}, a; mov.b32 {$w1}, b; }"
+        )
+    else:
+        code = (
+            "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }"
+        )
+    return cute.arch.inline_ptx(code, write_only_types=[Float32, Float32], read_only_args=[word])
+
+
 def exp2_fma(x):
     """2^x on the FMA units: Cody-Waite reduction, a cubic, the exponent inserted by an integer add.
 

@@ -19,15 +19,19 @@ SHARED = warpgroup.OperandSource.SMEM
 REGISTERS = warpgroup.OperandSource.RMEM
 
 
-def tiled_product(dtype, groups: int, columns: int, b_major, a_source):
-    """A product whose M is split over ``groups`` warpgroups of 64 rows each."""
+def tiled_product(dtype, groups, columns: int, b_major, a_source, a_major=K_MAJOR):
+    """A product of 64 rows and ``columns`` a warpgroup.
+
+    ``groups`` warpgroups split M, or of a pair (over M, over N) both.
+    """
+    over_m, over_n = groups if isinstance(groups, tuple) else (groups, 1)
     return make_trivial_tiled_mma(
         dtype,
         dtype,
-        K_MAJOR,
+        a_major,
         b_major,
         Float32,
-        atom_layout_mnk=(groups, 1, 1),
+        atom_layout_mnk=(over_m, over_n, 1),
         tiler_mn=(64, columns),
         a_source=a_source,
     )
@@ -48,6 +52,23 @@ def by_row(fragment):
     columns = cute.size(fragment) // 4
     layout = cute.make_layout((2, (2, columns)), stride=(2, (1, 4)))
     return cute.make_tensor(fragment.iterator, layout)
+
+
+def side_by_side(shape, groups: int):
+    """Offset of element (row, column) of an accumulator kept in memory as threads hold it: of every four
+    registers those of all threads side by side.
+
+    ``groups`` warpgroups split the rows if there are 64 for each, else the columns.
+    """
+    rows, columns = shape
+    threads = 128 * groups
+    row = ((8, 2, 4), (16, 2, 128))
+    column = ((2, 4, columns // 8), (1, 4, 4 * threads))
+    if rows == 64 * groups:
+        row = ((*row[0], groups), (*row[1], 512))
+    else:
+        column = ((2, 4, columns // 8 // groups, groups), (*column[1], 512))
+    return cute.make_layout((row[0], column[0]), stride=(row[1], column[1]))
 
 
 @cute.jit

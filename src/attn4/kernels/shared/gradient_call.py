@@ -8,8 +8,19 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import tma
+from attn4.kernels.dsl.carried import Bundle
+from attn4.kernels.dsl.channel import Consumer, Producer
 from attn4.kernels.shared.call import TileKernel
+from attn4.kernels.shared.gradient_load import RowStats
 from attn4.kernels.shared.key_tiles import KeyBounds
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A bulk copy: its atom and the coordinates of its tensor."""
+
+    atom: cute.CopyAtom
+    rows: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -57,18 +68,52 @@ class BackwardKernel(TileKernel):
         plan = self.plan
         return KeyBounds(plan.mask, plan.tile_m, plan.tile_n, scalars.window_left, scalars.window_right)
 
-    def row_tiles(self, arena, copies) -> dict[str, tma.RowTiles]:
-        """The copies of Q, K, V and dO into their slots, and of dK and dV out of theirs."""
+    def operand_copies(self, query, key, value, dout) -> dict[str, Copy]:
+        """The copies of Q, K, V and dO, (rows, dim, heads, batch), into shared memory."""
+        if self.bounded_queries:
+            query, dout = tma.bounded_rows(query), tma.bounded_rows(dout)
+        if self.bounded_keys:
+            key, value = tma.bounded_rows(key), tma.bounded_rows(value)
+        operands = {"query": query, "key": key, "value": value, "dout": dout}
+        return {name: Copy(*self.atom(name, rows)) for name, rows in operands.items()}
+
+    def operand_tiles(self, arena, copies) -> dict[str, tma.RowTiles]:
+        """The copies of Q, K, V and dO into their slots."""
         bounded = {
             "query": self.bounded_queries,
             "dout": self.bounded_queries,
             "key": self.bounded_keys,
             "value": self.bounded_keys,
-            "dk_out": self.plan.cu_seqlens_k,
-            "dv_out": self.plan.cu_seqlens_k,
         }
-        found = {}
-        for name, ends in bounded.items():
-            copy = getattr(copies, name)
-            found[name] = tma.RowTiles(copy.atom, copy.rows, self.tile(arena, name), bounded=ends)
-        return found
+        return {name: self.copy_tiles(arena, copies, name, ends) for name, ends in bounded.items()}
+
+    def copy_tiles(self, arena, copies, name: str, bounded: bool) -> tma.RowTiles:
+        """The copies between a tensor and the slots of ``name``."""
+        copy = getattr(copies, name)
+        return tma.RowTiles(copy.atom, copy.rows, self.tile(arena, name), bounded=bounded)
+
+    def vectors(self, arena, name: str):
+        """Statistics of query blocks, (rows, slots)."""
+        buffer = self.plan.buffer(name)
+        return cute.make_tensor(
+            arena.pointer(name, Float32), cute.make_layout((*buffer.shape, buffer.stages))
+        )
+
+    def row_stats(self, arena, workspace: Workspace, first):
+        """The copies of the statistics of a sequence whose blocks begin at ``first``."""
+        sources = {"lse": workspace.minus_lse, "delta": workspace.minus_delta}
+        return {name: RowStats(rows, self.vectors(arena, name), first) for name, rows in sources.items()}
+
+    def thread(self, role):
+        """Number of this thread in its role."""
+        return cute.arch.thread_idx()[0] - role.first_warp * cute.arch.WARP_SIZE
+
+    def ends(self, rings, role: str):
+        """What ``role`` takes and hands over."""
+        ends = {}
+        for name, ring in rings.items():
+            if role in ring.channel.consumers:
+                ends[name] = Consumer(ring)
+            elif ring.channel.producer == role:
+                ends[name] = Producer(ring)
+        return Bundle(**ends)

@@ -10,11 +10,9 @@ from attn4.kernels.dsl import math
 from attn4.kernels.shared.gradient_call import Workspace
 from attn4.kernels.shared.query_blocks import find_block
 from attn4.kernels.shared.scheduler import Lengths
+from attn4.kernels.shared.sums import sum_layout
 
 THREADS = 128
-GROUP = 4
-"""Columns that lie together in the sums."""
-
 ELEMENTS = 8
 """16 bytes of a row of dQ, what a thread writes at once."""
 
@@ -58,15 +56,13 @@ class Postprocess:
     @cute.jit
     def round(self, sums, row: Int32, column: Int32, target, scale, seen):
         """``ELEMENTS`` columns of a row."""
-        groups = cute.zipped_divide(sums, (GROUP,))
+        block = cute.make_tensor(sums.iterator, sum_layout(self.plan))
+        values = cute.make_rmem_tensor(ELEMENTS, Float32)
+        cute.autovec_copy(cute.local_tile(block, (1, ELEMENTS), (row, column))[0, None], values)
         words = cute.make_rmem_tensor(ELEMENTS // 2, Int32)
-        for half in cutlass.range_constexpr(ELEMENTS // GROUP):
-            values = cute.make_rmem_tensor(GROUP, Float32)
-            place = (column * (ELEMENTS // GROUP) + half) * self.plan.tile_m + row
-            cute.autovec_copy(groups[None, place], values)
-            for pair in cutlass.range_constexpr(GROUP // 2):
-                word = math.pack(values[2 * pair] * scale, values[2 * pair + 1] * scale, target.element_type)
-                words[half * (GROUP // 2) + pair] = word if seen else Int32(0)
+        for pair in cutlass.range_constexpr(ELEMENTS // 2):
+            word = math.pack(values[2 * pair] * scale, values[2 * pair + 1] * scale, target.element_type)
+            words[pair] = word if seen else Int32(0)
         cute.autovec_copy(
             cute.recast_tensor(words, target.element_type),
             cute.zipped_divide(target, (ELEMENTS,))[None, column],

@@ -10,27 +10,20 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import tma
 from attn4.kernels.dsl.carried import Bundle
-from attn4.kernels.dsl.channel import Consumer, Producer
+from attn4.kernels.dsl.channel import Consumer
 from attn4.kernels.dsl.smem import Arena
 from attn4.kernels.dsl.tensor_memory import TensorArena
-from attn4.kernels.shared.gradient_call import BackwardKernel, GradientScalars, Results, Workspace
+from attn4.kernels.shared.gradient_call import BackwardKernel, Copy, GradientScalars, Results, Workspace
+from attn4.kernels.shared.gradient_load import load
 from attn4.kernels.shared.key_tiles import count_key_tiles, find_key_tile
 from attn4.kernels.shared.postprocess import Postprocess
 from attn4.kernels.shared.preprocess import Preprocess
 from attn4.kernels.shared.query_blocks import first_block
 from attn4.kernels.shared.scheduler import Lengths
 from attn4.kernels.sm100.backward.gradient import KeyGradient, differentiate
-from attn4.kernels.sm100.backward.load import RowStats, load, store
 from attn4.kernels.sm100.backward.mma import Products, multiply
 from attn4.kernels.sm100.backward.reduce import GROUP, Slices, reduce
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A bulk copy: its atom and the coordinates of its tensor."""
-
-    atom: cute.CopyAtom
-    rows: cute.Tensor
+from attn4.kernels.sm100.backward.store import store
 
 
 @dataclass(frozen=True)
@@ -80,17 +73,10 @@ class Backward(BackwardKernel):
         results = Results(out, dout, lse, dlse)
         workspace = Workspace(minus_lse, minus_delta, dq_sum)
         Preprocess(plan).launch(results, workspace, lengths, stream)
-        if cutlass.const_expr(self.bounded_queries):
-            query, dout = tma.bounded_rows(query), tma.bounded_rows(dout)
-        if cutlass.const_expr(self.bounded_keys):
-            key, value = tma.bounded_rows(key), tma.bounded_rows(value)
         if cutlass.const_expr(plan.cu_seqlens_k):
             dk, dv = tma.bounded_rows(dk), tma.bounded_rows(dv)
         copies = Copies(
-            query=Copy(*self.atom("query", query)),
-            key=Copy(*self.atom("key", key)),
-            value=Copy(*self.atom("value", value)),
-            dout=Copy(*self.atom("dout", dout)),
+            **self.operand_copies(query, key, value, dout),
             dk_out=Copy(*self.atom("dk_out", dk, tma.STORE)),
             dv_out=Copy(*self.atom("dv_out", dv, tma.STORE)),
         )
@@ -151,20 +137,6 @@ class Backward(BackwardKernel):
         if warp == multiplying:
             tensor.free()
 
-    def thread(self, role):
-        """Number of this thread in its role."""
-        return cute.arch.thread_idx()[0] - role.first_warp * cute.arch.WARP_SIZE
-
-    def ends(self, rings, role: str):
-        """What ``role`` takes and hands over."""
-        ends = {}
-        for name, ring in rings.items():
-            if role in ring.channel.consumers:
-                ends[name] = Consumer(ring)
-            elif ring.channel.producer == role:
-                ends[name] = Producer(ring)
-        return Bundle(**ends)
-
     def mma_ends(self, rings):
         """Those of the multiplying warp, which takes each block of queries twice: for S, and later for dK."""
         ends = self.ends(rings, "mma")
@@ -182,17 +154,12 @@ class Backward(BackwardKernel):
             out,
         )
 
-    def vectors(self, arena, name: str):
-        """Statistics of query blocks, (rows, slots)."""
-        buffer = self.plan.buffer(name)
-        return cute.make_tensor(
-            arena.pointer(name, Float32), cute.make_layout((*buffer.shape, buffer.stages))
-        )
-
-    def row_stats(self, arena, workspace: Workspace, first):
-        """The copies of the statistics of a sequence whose blocks begin at ``first``."""
-        sources = {"lse": workspace.minus_lse, "delta": workspace.minus_delta}
-        return {name: RowStats(rows, self.vectors(arena, name), first) for name, rows in sources.items()}
+    def row_tiles(self, arena, copies):
+        """The copies of operands into their slots, and of dK and dV out of theirs."""
+        results = {
+            name: self.copy_tiles(arena, copies, name, self.plan.cu_seqlens_k) for name in ("dk_out", "dv_out")
+        }
+        return {**self.operand_tiles(arena, copies), **results}
 
     def slices(self, arena):
         """Slots of slices of dQ: (columns of a group, groups, rows, slots), as the sums are laid out."""

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
 from attn4.kernels.dsl import math
 from attn4.kernels.dsl.carried import Fixed
-from attn4.kernels.shared.softmax import QUAD, to_operand
+from attn4.kernels.dsl.exchange import PIECE, QUAD, piece_at, store_exchanged
+from attn4.kernels.shared.softmax import to_operand
 
 WARP_ROWS = 16
-PIECE = 8
-"""Elements of a 16-byte access, and columns of a group."""
-
 
 class Store(Fixed):
     """Writes the rows of a tile that exist."""
@@ -116,35 +113,4 @@ class ExchangedStore(Store):
     def _store_row(self, tile, row, words):
         position, head = self.bounds.place(tile, row)
         target = self.out_row(tile, position, head)
-        lane = cute.arch.lane_idx() % QUAD
-        held = cute.make_rmem_tensor(QUAD, Int32)
-        for group in cutlass.range_constexpr(len(words) // QUAD):
-            exchanged = transpose_quad(words[QUAD * group : QUAD * (group + 1)], lane)
-            for i in cutlass.range_constexpr(QUAD):
-                held[i] = exchanged[i]
-            column = (QUAD * group + lane) * PIECE
-            if position < tile.q_rows and column < cute.size(target):
-                piece = cute.recast_tensor(held, self.out.element_type)
-                cute.copy(self.atom, piece, piece_at(target, column))
-
-
-@cute.jit
-def transpose_quad(words, lane):
-    """Four registers of four lanes, transposed: lane t gets register t of lanes 0 to 3."""
-    words = list(words)
-    for bit in cutlass.range_constexpr(2):
-        distance = 1 << bit
-        upper = (lane // distance) % 2 == 1
-        for low in cutlass.range_constexpr(QUAD):
-            if cutlass.const_expr(low & distance == 0):
-                high = low | distance
-                sent = words[low] if upper else words[high]
-                received = cute.arch.shuffle_sync_bfly(sent, offset=distance)
-                words[low] = received if upper else words[low]
-                words[high] = words[high] if upper else received
-    return words
-
-
-def piece_at(row, column):
-    """The 16 bytes of an output row that start at ``column``, a multiple of 8."""
-    return cute.make_tensor((row.iterator + column).align(16), cute.make_layout(PIECE))
+        store_exchanged(words, target, position < tile.q_rows)

@@ -1,4 +1,4 @@
-"""The loading role: operands from global to shared memory, and finished dK and dV back."""
+"""The loading role of a backward kernel: K and V once, then what each step of queries needs."""
 
 from __future__ import annotations
 
@@ -63,16 +63,3 @@ def send_stats(ends, name: cutlass.Constexpr, stats, head: Int32, block: Int32):
     stats[name].copy(head, block, slot, end.barrier)
     end.advance()
     return ends
-
-
-@cute.jit
-def store(tile, tiles, ends):
-    """Copy dV and dK from shared to global memory; rows past the end of a sequence stay."""
-    for name in cutlass.range_constexpr(2):
-        rows = tiles["dk_out" if name else "dv_out"]
-        end = ends.dk_out if name else ends.dv_out
-        slot = end.wait()
-        target = rows.of_sequence(tile.kv_head, tile.batch, tile.k_begin, tile.k_rows)
-        rows.store(target, tile.key_block, slot)
-        cute.arch.cp_async_bulk_commit_group()
-    cute.arch.cp_async_bulk_wait_group(0, read=False)

@@ -1,0 +1,13 @@
+"""Sums in global memory."""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+
+
+def add_four(target, values):
+    """Add four float32 to consecutive words at ``target``, a multiple of 16 bytes: one instruction."""
+    cute.arch.inline_ptx(
+        "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[target.toint(), *values],
+    )

@@ -1,0 +1,19 @@
+"""Where the float32 sums of dQ lie: in the order in which the kernel's threads hold them."""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+
+from attn4.kernels.dsl import mma
+
+GROUP = 4
+"""Columns that lie together where a thread holds a row of tensor memory: 16 bytes."""
+
+
+def sum_layout(plan):
+    """Offset of element (row, column) within the sums of a block of queries."""
+    if any(buffer.space == "tensor" for buffer in plan.buffers):
+        return cute.make_layout(
+            (plan.tile_m, (GROUP, plan.head_dim // GROUP)), stride=(GROUP, (1, GROUP * plan.tile_m))
+        )
+    return mma.side_by_side((plan.tile_m, plan.head_dim), plan.role("differentiate").warps // 4)

@@ -1,0 +1,275 @@
+"""The differentiating role: all five products, P and dS between them, by two warpgroups of 64 keys each.
+
+A step works on one block of queries. Its order keeps the tensor core fed by a warpgroup alone: exponentials
+run beside dQ of the step before, and the sums of dQ beside dV. P^T and dS^T never leave the registers for
+dV and dK.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warp
+
+from attn4.kernels.dsl import math, mma
+from attn4.kernels.dsl.atomics import add_four
+from attn4.kernels.dsl.carried import Carried, Fixed
+from attn4.kernels.dsl.smem import transposed
+from attn4.kernels.shared.softmax import to_operand
+
+GROUP_THREADS = 128
+FOUR = 4
+"""Registers that one instruction adds to consecutive sums."""
+
+PAIR = 2
+"""Neighbouring columns that a thread holds of each 8 of an accumulator."""
+
+
+class Walk(Carried):
+    """Where a warpgroup is in its steps: ``member`` of the group of query heads, and query block."""
+
+    carried = ("member", "block")
+
+    def __init__(self, tile):
+        self.tile = tile
+        self.member = Int32(0)
+        self.block = tile.first
+
+    def advance(self):
+        """To the next step."""
+        following = self.block + 1
+        wrap = Int32(following == self.tile.last)
+        self.block = following - wrap * (self.tile.last - self.tile.first)
+        self.member = self.member + wrap
+
+
+class Operands(Fixed):
+    """The five products and the fragments of their operands, by slot where there are slots."""
+
+    def __init__(self, plan, dtype, groups: int, thread, tiles):
+        self.thread = thread
+        key, value, query, dout, dscores = (
+            tiles[name] for name in ("key", "value", "query", "dout", "dscores")
+        )
+        m, n = plan.tile_m, plan.tile_n
+        self.scores_mma = mma.tiled_product(dtype, groups, m, mma.K_MAJOR, mma.SHARED)
+        self.dv_mma = mma.tiled_product(dtype, groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS)
+        self.dk_mma = mma.tiled_product(dtype, groups, plan.head_dim, mma.MN_MAJOR, mma.REGISTERS)
+        over = (groups, 1) if m >= groups * 64 else (1, groups)
+        self.dq_mma = mma.tiled_product(
+            dtype, over, plan.head_dim // over[1], mma.MN_MAJOR, mma.SHARED, a_major=mma.MN_MAJOR
+        )
+        first = cute.arch.make_warp_uniform(thread // GROUP_THREADS) * GROUP_THREADS
+        scores, dv, dk, dq = (
+            product.get_slice(first) for product in (self.scores_mma, self.dv_mma, self.dk_mma, self.dq_mma)
+        )
+        self.key = scores.make_fragment_A(scores.partition_A(key))[None, None, None, 0]
+        self.value = scores.make_fragment_A(scores.partition_A(value))[None, None, None, 0]
+        self.query = scores.make_fragment_B(scores.partition_B(query))
+        self.dout = scores.make_fragment_B(scores.partition_B(dout))
+        self.query_t = dk.make_fragment_B(dk.partition_B(transposed(query)))
+        self.dout_t = dv.make_fragment_B(dv.partition_B(transposed(dout)))
+        self.dscores_t = dq.make_fragment_A(dq.partition_A(transposed(dscores)))
+        self.key_t = dq.make_fragment_B(dq.partition_B(transposed(key)))[None, None, None, 0]
+        self.probabilities = dv.make_fragment_A(dv.partition_shape_A((n, m)))
+        self.dscores = dk.make_fragment_A(dk.partition_shape_A((n, m)))
+        self.dscores_tile = dscores
+
+
+class Worker(Fixed):
+    """What a warpgroup keeps through the whole kernel; ``stats`` are the negated statistics, (rows, slots)."""
+
+    def __init__(self, plan, ops: Operands, bounds, place, scale_log2, stats, sums):
+        self.plan = plan
+        self.ops = ops
+        self.bounds = bounds
+        self.tile, self.group = place
+        self.scale_log2 = scale_log2
+        self.minus_lse, self.minus_delta = stats
+        self.sums = sums
+        m, n = plan.tile_m, plan.tile_n
+        self.dtype = ops.dscores_tile.element_type
+        self.dv = mma.accumulator(ops.dv_mma, (n, plan.head_dim_v))
+        self.dk = mma.accumulator(ops.dk_mma, (n, plan.head_dim))
+
+    def start_scores(self, slot):
+        """Issue S^T = K Q^T; returns its registers."""
+        return self._start_square(self.ops.key, self.ops.query[None, None, None, slot])
+
+    def start_dprobabilities(self, slot):
+        """Issue dP^T = V dO^T; returns its registers."""
+        return self._start_square(self.ops.value, self.ops.dout[None, None, None, slot])
+
+    def _start_square(self, a, b):
+        values = mma.accumulator(self.ops.scores_mma, (self.plan.tile_n, self.plan.tile_m))
+        mma.start(self.ops.scores_mma, values, a, b, zero=True)
+        return values
+
+    def start_dv(self, slot, zero: bool = False):
+        """Issue dV += P^T dO."""
+        ops = self.ops
+        mma.start(ops.dv_mma, self.dv, ops.probabilities, ops.dout_t[None, None, None, slot], zero=zero)
+
+    def start_dk(self, slot):
+        """Issue dK += dS^T Q."""
+        ops = self.ops
+        mma.start(ops.dk_mma, self.dk, ops.dscores, ops.query_t[None, None, None, slot], zero=False)
+
+    def start_dq(self, slot):
+        """Issue dQ = dS K, of both warpgroups' keys; returns its registers."""
+        ops = self.ops
+        dq = mma.accumulator(ops.dq_mma, (self.plan.tile_m, self.plan.head_dim))
+        mma.start(ops.dq_mma, dq, ops.dscores_t[None, None, None, slot], ops.key_t, zero=True)
+        return dq
+
+    @cute.jit
+    def exponentiate(self, scores, walk, slot):
+        """P^T of the scores of the queries in ``slot``, rounded for dV too."""
+        if self.bounds.hides(self.tile, walk.block):
+            self._mask(scores, walk.block)
+        by_row = mma.by_row(scores)
+        for pair in cutlass.range_constexpr(cute.size(by_row, mode=[1]) // PAIR):
+            lse = self._pair(self.minus_lse, pair, slot)
+            for half in cutlass.range_constexpr(2):
+                for i in cutlass.range_constexpr(PAIR):
+                    score = by_row[half, PAIR * pair + i] * self.scale_log2 + lse[i]
+                    by_row[half, PAIR * pair + i] = cute.math.exp2(score, fastmath=True)
+        to_operand(scores, self.ops.probabilities)
+
+    @cute.jit
+    def differentiate(self, dprobabilities, slot):
+        """dS^T = P^T (dP^T - delta), rounded, in registers; dP^T is of the queries in ``slot``."""
+        words = cute.recast_tensor(self.ops.probabilities, Int32)
+        dscores = mma.by_row(dprobabilities)
+        for pair in cutlass.range_constexpr(cute.size(dscores, mode=[1]) // PAIR):
+            delta = self._pair(self.minus_delta, pair, slot)
+            for half in cutlass.range_constexpr(2):
+                both = math.unpack(words[2 * pair + half], self.dtype)
+                for i in cutlass.range_constexpr(PAIR):
+                    column = PAIR * pair + i
+                    dscores[half, column] = both[i] * (dscores[half, column] + delta[i])
+        to_operand(dprobabilities, self.ops.dscores)
+
+    def _pair(self, statistics, pair: int, slot):
+        """The statistics of this thread's queries 8 ``pair`` on."""
+        first = 8 * pair + PAIR * (cute.arch.lane_idx() % 4)
+        held = cute.make_rmem_tensor(PAIR, Float32)
+        source = cute.make_tensor(
+            (statistics.iterator + slot * self.plan.tile_m + first).align(8), cute.make_layout(PAIR)
+        )
+        cute.autovec_copy(source, held)
+        return held
+
+    @cute.jit
+    def _mask(self, scores, block: Int32):
+        by_row = mma.by_row(scores)
+        first_query = block * self.plan.tile_m + PAIR * (cute.arch.lane_idx() % 4)
+        for half in cutlass.range_constexpr(2):
+            key = mma.first_row(self.ops.thread) + 8 * half
+            begin, end = self.bounds.seen_by(self.tile, key, first_query)
+            for i in cutlass.range_constexpr(cute.size(by_row, mode=[1])):
+                column = 8 * (i // 2) + i % 2
+                visible = column >= begin
+                if cutlass.const_expr(self.bounds.kind == "window"):
+                    visible = visible and column < end
+                by_row[half, i] = by_row[half, i] if visible else -Float32.inf
+
+    @cute.jit
+    def share(self, slot):
+        """Write dS^T of this warpgroup's keys to shared memory."""
+        dtype = self.ops.dscores_tile.element_type
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
+        mine = cute.make_tiled_copy_C(atom, self.ops.scores_mma).get_slice(self.ops.thread)
+        rounded = cute.make_tensor(self.ops.dscores.iterator, mma.accumulator(self.ops.scores_mma, (self.plan.tile_n, self.plan.tile_m)).layout)
+        cute.copy(atom, mine.retile(rounded), mine.partition_D(self.ops.dscores_tile[None, None, slot]))
+        cute.arch.fence_view_async_shared()
+
+
+class QuerySums(Fixed):
+    """The float32 sums of dQ in global memory, (heads, blocks, elements of a block): `register_sums`."""
+
+    def __init__(self, plan, sums, first_block, first_head, thread):
+        self.plan = plan
+        self.sums = sums
+        self.first_block = first_block
+        self.first_head = first_head
+        self.thread = thread
+
+    def of(self, walk):
+        """Where this thread's sums of a step begin."""
+        block = self.sums[self.first_head + walk.member, self.first_block + walk.block, None]
+        return block.iterator + FOUR * self.thread
+
+    @cute.jit
+    def add(self, values, target):
+        """Add a thread's registers to the sums at ``target``."""
+        threads = self.plan.role("differentiate").warps * cute.arch.WARP_SIZE
+        for four in cutlass.range_constexpr(cute.size(values) // FOUR):
+            add_four(
+                target + FOUR * threads * four, [values[FOUR * four + i] for i in range(FOUR)]
+            )
+
+
+@cute.jit
+def run(worker, ends):
+    """All steps of the CTA's key block; dK, not yet scaled, and dV stay in registers."""
+    tile = worker.tile
+    worker.dk.fill(0.0)
+    if tile.first < tile.last:
+        walk = Walk(tile)
+        ends.key.wait()
+        ends.value.wait()
+        scores = worker.start_scores(ends.ahead.wait())
+        ends = exponentiate(worker, walk, ends, scores, 0)
+        worker.start_dv(ends.dout.wait(), zero=True)
+        for _ in cutlass.range((tile.last - tile.first) * worker.group - 1, unroll=1):
+            walk, ends = step(worker, walk, ends, last=False)
+        walk, ends = step(worker, walk, ends, last=True)
+    else:
+        worker.dv.fill(0.0)
+
+
+@cute.jit
+def step(worker, walk, ends, last: cutlass.Constexpr[bool]):
+    """dP, dS, dK and dQ of a block of queries whose dV has begun; then S and P of the next, and its dV."""
+    dprobabilities = worker.start_dprobabilities(ends.dout.index)
+    delta_slot = ends.delta.wait()
+    mma.wait(0)
+    ends.dout.arrive()
+    ends.dout.advance()
+    worker.differentiate(dprobabilities, delta_slot)
+    ends.delta.arrive_together()
+    ends.delta.advance()
+    worker.share(ends.shared.index)
+    ends.shared.signal()
+    ends.shared.advance()
+    worker.start_dk(ends.query.index)
+    if cutlass.const_expr(not last):
+        scores = worker.start_scores(ends.ahead.wait())
+    dq = worker.start_dq(ends.dscores.wait())
+    ends.dscores.advance()
+    target = worker.sums.of(walk)
+    walk.advance()
+    if cutlass.const_expr(last):
+        mma.wait(0)
+    else:
+        ends = exponentiate(worker, walk, ends, scores, 1)
+        worker.start_dv(ends.dout.wait())
+        mma.wait(1)
+    worker.sums.add(dq, target)
+    ends.query.arrive()
+    ends.query.advance()
+    return walk, ends
+
+
+@cute.jit
+def exponentiate(worker, walk, ends, scores, younger: cutlass.Constexpr[int]):
+    """P of the next step, beside ``younger`` products that began after S."""
+    slot = ends.lse.wait()
+    mma.wait(younger)
+    worker.exponentiate(scores, walk, slot)
+    ends.lse.arrive_together()
+    ends.lse.advance()
+    ends.ahead.advance()
+    return ends

@@ -1,0 +1,159 @@
+"""Backward attention on Hopper: what a CTA owns, and which warps do what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from attn4.kernels.dsl import math, mma, tma
+from attn4.kernels.dsl.carried import Bundle
+from attn4.kernels.dsl.channel import Consumer, Producer
+from attn4.kernels.dsl.exchange import store_exchanged
+from attn4.kernels.dsl.smem import Arena
+from attn4.kernels.shared.gradient_call import BackwardKernel, Copy, GradientScalars, Results, Workspace
+from attn4.kernels.shared.gradient_load import load
+from attn4.kernels.shared.key_tiles import count_key_tiles, find_key_tile
+from attn4.kernels.shared.postprocess import Postprocess
+from attn4.kernels.shared.preprocess import Preprocess
+from attn4.kernels.shared.query_blocks import first_block
+from attn4.kernels.shared.scheduler import Lengths
+from attn4.kernels.sm90.backward.differentiate import Operands, QuerySums, Worker, run
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The four bulk copies."""
+
+    query: Copy
+    key: Copy
+    value: Copy
+    dout: Copy
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Where dK and dV go, (rows, dim, heads, batch)."""
+
+    dk: cute.Tensor
+    dv: cute.Tensor
+
+
+class Backward(BackwardKernel):
+    """The kernels of one plan: row statistics, the gradients, and dQ rounded."""
+
+    @cute.jit
+    def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        out: cute.Tensor,
+        dout: cute.Tensor,
+        lse: cute.Tensor,
+        dlse: cute.Tensor | None,
+        dq: cute.Tensor,
+        dk: cute.Tensor,
+        dv: cute.Tensor,
+        minus_lse: cute.Tensor,
+        minus_delta: cute.Tensor,
+        dq_sum: cute.Tensor,
+        softmax_scale: Float32,
+        window_left: Int32,
+        window_right: Int32,
+        cu_seqlens_q: cute.Tensor | None,
+        cu_seqlens_k: cute.Tensor | None,
+        seqused_q: cute.Tensor | None,
+        seqused_k: cute.Tensor | None,
+        stream,
+    ):
+        plan = self.plan
+        query, out, dout, dq = (tma.rows_first(x, plan.cu_seqlens_q) for x in (q, out, dout, dq))
+        key, value, dk, dv = (tma.rows_first(x, plan.cu_seqlens_k) for x in (k, v, dk, dv))
+        lengths = self.lengths(query, key, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k))
+        workspace = Workspace(minus_lse, minus_delta, dq_sum)
+        Preprocess(plan).launch(Results(out, dout, lse, dlse), workspace, lengths, stream)
+        copies = Copies(**self.operand_copies(query, key, value, dout))
+        scalars = GradientScalars(softmax_scale, window_left, window_right)
+        self.kernel(copies, workspace, Gradients(dk, dv), lengths, scalars).launch(
+            grid=[count_key_tiles(plan, lengths), 1, 1],
+            block=[plan.threads, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+        Postprocess(plan).launch(workspace, dq, lengths, softmax_scale, stream)
+
+    @cute.kernel
+    def kernel(
+        self,
+        copies: Copies,
+        workspace: Workspace,
+        gradients: Gradients,
+        lengths: Lengths,
+        scalars: GradientScalars,
+    ):
+        """Allocate, then give each warp its role."""
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        arena = Arena(plan)
+        rings = arena.rings()
+        if warp == 0:
+            with cute.arch.elect_one():
+                for ring in rings.values():
+                    ring.initialise()
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
+        bounds = self.bounds(scalars)
+        tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0])
+        first = first_block(plan, lengths, tile.batch)
+        role = plan.role("differentiate")
+        if tile.key_block >= 0:
+            if warp < role.first_warp:
+                cute.arch.setmaxregister_decrease(plan.role("load").registers)
+                if warp == 0:
+                    stats = self.row_stats(arena, workspace, first)
+                    ends = self.ends(rings, "load")
+                    load(tile, lengths.group, self.operand_tiles(arena, copies), stats, ends)
+            else:
+                cute.arch.setmaxregister_increase(role.registers)
+                place = (tile, lengths.group, first)
+                worker = self.worker(arena, bounds, place, scalars, workspace, self.thread(role))
+                run(worker, self.worker_ends(rings))
+                self.store(gradients.dv, tile, worker.dv, Float32(1.0))
+                self.store(gradients.dk, tile, worker.dk, scalars.softmax_scale)
+
+    def worker(self, arena, bounds, place, scalars, workspace, thread):
+        """What a computing warpgroup works with."""
+        plan = self.plan
+        groups = plan.role("differentiate").warps // 4
+        tiles = {name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores")}
+        ops = Operands(plan, self.dtype, groups, thread, tiles)
+        stats = tuple(self.vectors(arena, name) for name in ("lse", "delta"))
+        tile, group, first = place
+        sums = QuerySums(plan, workspace.dq_sum, first, tile.kv_head * group, thread)
+        return Worker(plan, ops, bounds, (tile, group), scalars.softmax_scale * math.LOG2_E, stats, sums)
+
+    def worker_ends(self, rings):
+        """What the computing warps take and hand over: Q once for S, ahead, and once for dK; dS both ways."""
+        ends = self.ends(rings, "differentiate")
+        return Bundle(
+            ahead=Consumer(rings["query"]),
+            shared=Producer(rings["dscores"]),
+            **{name: getattr(ends, name) for name in ends.carried},
+        )
+
+    @cute.jit
+    def store(self, target, tile, values, scale):
+        """Write the rows of an accumulator that are rows of the sequence, times ``scale``."""
+        plan = self.plan
+        batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
+        words = [
+            math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, self.dtype)
+            for i in range(cute.size(values) // 2)
+        ]
+        for half in cutlass.range_constexpr(2):
+            row = tile.key_block * plan.tile_n + mma.first_row(self.thread(plan.role("differentiate"))) + 8 * half
+            store_exchanged(words[half::2], target[tile.k_begin + row, None, tile.kv_head, batch], row < tile.k_rows)

@@ -1,0 +1,131 @@
+"""Backward plans for Hopper: a CTA keeps 128 keys and walks over the queries; scores are transposed.
+
+Each of two warpgroups owns 64 keys: S^T = K Q^T and dP^T = V dO^T leave P^T and dS^T in the registers from
+which dV += P^T dO and dK += dS^T Q take their operand A. dS^T goes through shared memory too, where both
+warpgroups meet: dQ = dS K sums over all 128 keys, and each warpgroup computes half of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn4.machine import Machine
+from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
+from attn4.plan.plan import Channel, Plan, Role, Schedule
+from attn4.plan.sm90 import REGISTERS, SECTION_BYTES, WARPS_PER_GROUP
+from attn4.problem import Problem
+
+KEYS = 128
+"""Keys of a CTA."""
+
+GROUPS = 2
+"""Warpgroups that compute, of 64 keys each."""
+
+STAGES = 2
+"""Slots of the rings of Q and dO, and of dS: a step is written while the one before it is read."""
+
+MOST_HEAD_DIM = 128
+"""A thread keeps head_dim / 2 words of dK and as many of dV."""
+
+
+def tile_dim(head_dim: int) -> int:
+    """The head dimension of a tile: halves of dQ's columns must be whole swizzle rows."""
+    return 64 if padded(head_dim) <= 64 else 128
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Queries of a step, and padded head dimensions."""
+
+    rows: int
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+
+
+def backward(problem: Problem, machine: Machine) -> Plan:
+    """The backward plan of ``problem`` on a Hopper ``machine``."""
+    head_dim = tile_dim(max(problem.head_dim, problem.head_dim_v))
+    tile = Tile(128 if head_dim == 64 else 64, head_dim, head_dim, problem.dtype)
+    handed = channels(tile)
+    barriers = Piece(name="barriers", shape=(barrier_count(handed),), dtype="int64")
+    return Plan(
+        arch=machine.name,
+        direction="backward",
+        dtype=problem.dtype,
+        head_dim=tile.head_dim,
+        head_dim_v=tile.head_dim_v,
+        mask=problem.mask.kind,
+        tile_m=tile.rows,
+        tile_n=KEYS,
+        roles=roles(),
+        buffers=pack("shared", (*pieces(tile), barriers)),
+        channels=handed,
+        schedule=schedule(problem),
+        cu_seqlens_q=problem.cu_seqlens_q,
+        cu_seqlens_k=problem.cu_seqlens_k,
+        seqused_q=problem.seqused_q,
+        seqused_k=problem.seqused_k,
+        lse=problem.lse,
+        ping_pong=False,
+        deterministic=problem.deterministic,
+    )
+
+
+def schedule(problem: Problem) -> Schedule:
+    """One CTA a key block; where a mask makes them unequal, longest first by L2-sized sections."""
+    if problem.mask.kind == "full":
+        return Schedule("linear", persistent=False)
+    return Schedule("longest_first", persistent=False, section_bytes=SECTION_BYTES)
+
+
+def roles() -> tuple[Role, ...]:
+    """A producing warpgroup, then the warpgroups that compute."""
+    computing, producing = REGISTERS[GROUPS]
+    return (
+        Role("load", 0, 1, producing, "copies K, V, and per step Q, dO, lse and delta to shared memory"),
+        Role("idle", 1, 3, producing, "completes the warpgroup that gives registers away"),
+        Role("differentiate", 4, GROUPS * WARPS_PER_GROUP, computing, "the five products, P and dS, dQ, dK, dV"),
+    )
+
+
+def pieces(tile: Tile) -> tuple[Piece, ...]:
+    """Shared memory but the barriers."""
+
+    def rows(name: str, count: int, columns: int, stages: int = 1) -> Piece:
+        return Piece(name=name, shape=(count, columns), dtype=tile.dtype, stages=stages)
+
+    return (
+        rows("key", KEYS, tile.head_dim),
+        rows("value", KEYS, tile.head_dim_v),
+        rows("query", tile.rows, tile.head_dim, STAGES),
+        rows("dout", tile.rows, tile.head_dim_v, STAGES),
+        rows("dscores", KEYS, tile.rows, STAGES),
+        Piece(name="lse", shape=(tile.rows,), dtype="float32", stages=STAGES),
+        Piece(name="delta", shape=(tile.rows,), dtype="float32", stages=STAGES),
+    )
+
+
+def channels(tile: Tile) -> tuple[Channel, ...]:
+    """Every computing warp gives a slot back with one arrival.
+
+    dS needs no empty barrier: who writes it again has passed the full barrier of the step between, at which
+    the other warpgroup arrived after its dQ had read the slot.
+    """
+    warps = GROUPS * WARPS_PER_GROUP
+    size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
+
+    def load(name: str, stages: int, empty: int) -> Channel:
+        return Channel(name, "tma", name, stages, "load", ("differentiate",), 1, empty, size[name])
+
+    return (
+        load("key", 1, 0),
+        load("value", 1, 0),
+        load("query", STAGES, warps),
+        load("lse", STAGES, warps),
+        load("dout", STAGES, warps),
+        load("delta", STAGES, warps),
+        Channel(
+            "dscores", "thread", "dscores", STAGES, "differentiate", ("differentiate",), warps, 0
+        ),
+    )
