@@ -13,8 +13,8 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-from attn4.kernels.sm100.forward.tiles import next_tile
 
 PIECE = 16
 """Columns of the output that a thread holds at a time: few, as this role gives its registers away."""

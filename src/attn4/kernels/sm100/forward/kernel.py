@@ -15,12 +15,12 @@ from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.dsl.tensor_memory import TensorArena
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
 from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
+from attn4.kernels.shared.stream import TileStream
 from attn4.kernels.sm100.forward.correction import Corrector, correct
 from attn4.kernels.sm100.forward.load import load
 from attn4.kernels.sm100.forward.mma import Products, multiply
 from attn4.kernels.sm100.forward.softmax import RowSoftmax, soften
 from attn4.kernels.sm100.forward.store import store
-from attn4.kernels.sm100.forward.tiles import TileStream
 
 WARPGROUP = 128
 

@@ -6,20 +6,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from attn4.kernels.shared.stream import hold_tile, release_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-from attn4.kernels.sm100.forward.tiles import next_tile
 
 
 @cute.jit
 def load(stream, group: Int32, row_tiles, ends):
     """Follow the tiles; each key block comes before the value block of the step before, as products take
-    them.
+    them. The tile's record is released only after all but the last copy.
 
     Where the output leaves through the query's slots these change hands for every tile, keys or none.
     """
     plan = stream.plan
     query, key, value = row_tiles
-    stream, tile = next_tile(stream)
+    stream, tile = hold_tile(stream)
     while tile.row_block != END_OF_WORK:
         if tile.n_begin < tile.n_end:
             kv_head = tile.head // group
@@ -35,13 +35,16 @@ def load(stream, group: Int32, row_tiles, ends):
             for step in cutlass.range(last - tile.n_begin, unroll=1):
                 ends = send(ends, "value", value, values, last - step)
                 ends = send(ends, "key", key, keys, last - 1 - step)
+            stream = release_tile(stream)
             ends = send(ends, "value", value, values, tile.n_begin)
-        elif cutlass.const_expr(plan.output_in_query):
-            for _ in cutlass.range_constexpr(plan.query_tiles):
-                ends.query.acquire()
-                ends.query.skip()
-                ends.query.advance()
-        stream, tile = next_tile(stream)
+        else:
+            stream = release_tile(stream)
+            if cutlass.const_expr(plan.output_in_query):
+                for _ in cutlass.range_constexpr(plan.query_tiles):
+                    ends.query.acquire()
+                    ends.query.skip()
+                    ends.query.advance()
+        stream, tile = hold_tile(stream)
 
 
 @cute.jit

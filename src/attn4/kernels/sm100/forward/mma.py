@@ -12,8 +12,8 @@ import cutlass.cute as cute
 
 from attn4.kernels.dsl import tcgen05, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-from attn4.kernels.sm100.forward.tiles import next_tile
 
 
 class Products(Fixed):

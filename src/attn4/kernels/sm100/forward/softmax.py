@@ -15,8 +15,8 @@ from attn4.kernels.dsl import math, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.shared.masking import mask_row
 from attn4.kernels.shared.softmax import choose_scale, known
+from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-from attn4.kernels.sm100.forward.tiles import next_tile
 
 PIECE = 32
 """Scores that are exponentiated, rounded and stored together."""

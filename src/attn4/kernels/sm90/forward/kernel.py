@@ -14,6 +14,7 @@ from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
 from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
 from attn4.kernels.shared.softmax import OnlineSoftmax
+from attn4.kernels.shared.stream import TileStream
 from attn4.kernels.sm90.forward.attend import Worker, attend
 from attn4.kernels.sm90.forward.load import load
 from attn4.kernels.sm90.forward.operands import GROUP_THREADS, Operands
@@ -32,14 +33,6 @@ class Copies:
     key_rows: cute.Tensor
     value: cute.CopyAtom
     value_rows: cute.Tensor
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The record of the announced tile in shared memory, and query heads a K/V head."""
-
-    words: cute.Tensor
-    group: Int32
 
 
 class Forward(ForwardKernel):
@@ -122,17 +115,18 @@ class Forward(ForwardKernel):
 
         bounds = self.bounds(scalars)
         words = arena.words("tile")
+        order = TileOrder(plan, bounds, lengths)
+        stream = TileStream(plan, order, words, Consumer(rings["tile"]))
         loading, scheduling, attending = (plan.role(name) for name in ("load", "schedule", "attend"))
         if warp < attending.first_warp:
             cute.arch.setmaxregister_decrease(loading.registers)
             if warp == loading.first_warp:
-                ends = (Consumer(rings["tile"]), *(Producer(rings[name]) for name in TILES))
-                load(Tiles(words, lengths.group), self.row_tiles(arena, copies), ends)
+                ends = tuple(Producer(rings[name]) for name in TILES)
+                load(stream, lengths.group, self.row_tiles(arena, copies), ends)
             elif warp == scheduling.first_warp:
-                order = TileOrder(plan, bounds, lengths)
                 run_schedule(order, plan, outputs.counter, Producer(rings["tile"]), words)
         else:
             cute.arch.setmaxregister_increase(attending.registers)
             worker = self.worker(arena, bounds, scalars.scale_log2)
-            ends = tuple(Consumer(rings[name]) for name in ("tile", *TILES))
-            attend(worker, words, self.store(arena, bounds, outputs, worker.ops), ends)
+            ends = tuple(Consumer(rings[name]) for name in TILES)
+            attend(stream, worker, self.store(arena, bounds, outputs, worker.ops), ends)
