@@ -9,8 +9,10 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.shared.call import DTYPES
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
+from attn4.kernels.sm100.backward.kernel import Backward as BlackwellBackward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
 
+BACKWARD = {"sm_100a": BlackwellBackward, "sm_103a": BlackwellBackward}
 FORWARD = {"sm_90a": HopperForward, "sm_100a": BlackwellForward, "sm_103a": BlackwellForward}
 
 STRIDE_DIVISIBILITY = 8
@@ -32,46 +34,111 @@ def fake_integers(present: bool):
     return cute.runtime.make_fake_compact_tensor(Int32, (cute.sym_int(),), assumed_align=4)
 
 
-def compile_plan(plan):
-    """Compile the kernel of ``plan``.
+def fake_floats(rank: int):
+    """A contiguous float32 tensor of any shape."""
+    return cute.runtime.make_fake_compact_tensor(
+        Float32,
+        tuple(cute.sym_int() for _ in range(rank)),
+        stride_order=tuple(reversed(range(rank))),
+        assumed_align=4,
+    )
 
-    Returns the DSL's compiled function, to be called or exported through tvm-ffi with the arguments
-    (q, k, v, out, lse, softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q,
-    seqused_k, counter, ctas), launching on the stream of the tensors' framework.
+
+def fake_workspace(rows: int):
+    """A contiguous float32 tensor (heads, blocks, ``rows``), which may exceed 2^31 elements."""
+    strides = tuple(cute.sym_int64(divisibility=rows) for _ in range(2))
+    shape = (cute.sym_int(), cute.sym_int(), rows)
+    return cute.runtime.make_fake_tensor(Float32, shape, stride=(*strides, 1), assumed_align=128)
+
+
+def compile_plan(plan):
+    """Compile the kernel of ``plan``, or its kernels: one launch after the other, by one function.
+
+    Returns the DSL's compiled function, to be called or exported through tvm-ffi, launching on the stream of
+    the tensors' framework. Forward plans take the arguments
+
+        q, k, v, out, lse, softmax_scale, window_left, window_right,
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, counter, ctas
+
+    and backward plans
+
+        q, k, v, out, dout, lse, dlse, dq, dk, dv, minus_lse, minus_delta, dq_sum,
+        softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+
+    where out and lse are the results of the forward pass, dout and dlse their incoming gradients (dlse None
+    unless ``plan.lse``), and dq, dk, dv are written in full, in the dtype of q: zeros for rows of no
+    sequence, past a stated length, or that see nothing. lse and dlse are contiguous float32, laid out as the
+    forward pass gives them; tensors of rows have a last stride of 1, other strides that are multiples of 8
+    elements (0 too, but for dq, dk, dv), and begin at 16 bytes. minus_lse, minus_delta and dq_sum are memory
+    of the kernels' own: uninitialised float32, contiguous, of the shapes that `attn4.plan.workspace` gives,
+    from a multiple of 128 bytes on, which the next call on the same stream may use again. No size is 0.
     """
-    if plan.direction != "forward":
-        raise NotImplementedError(f"no {plan.direction} kernel is built yet; the forward pass is")
     if plan.cta_group != 1:
         raise NotImplementedError("no kernel for groups of CTAs is built yet; choose a plan with cta_group=1")
-    dtype = DTYPES[plan.dtype]
-    lse = None
-    if plan.lse:
-        rank = 2 if plan.cu_seqlens_q else 3
-        lse = cute.runtime.make_fake_compact_tensor(
-            Float32,
-            tuple(cute.sym_int() for _ in range(rank)),
-            stride_order=tuple(reversed(range(rank))),
-            assumed_align=4,
-        )
+    arguments = forward_arguments(plan) if plan.direction == "forward" else backward_arguments(plan)
+    kernels = FORWARD if plan.direction == "forward" else BACKWARD
+    if plan.arch not in kernels:
+        raise NotImplementedError(f"no {plan.direction} kernel for {plan.arch} is built yet")
     with tempfile.TemporaryDirectory() as dump:
         return cute.compile(
-            FORWARD[plan.arch](plan),
-            fake_rows(dtype, plan.cu_seqlens_q),
-            fake_rows(dtype, plan.cu_seqlens_k),
-            fake_rows(dtype, plan.cu_seqlens_k),
-            fake_rows(dtype, plan.cu_seqlens_q),
-            lse,
-            Float32(1.0),
-            Int32(0),
-            Int32(0),
-            fake_integers(plan.cu_seqlens_q),
-            fake_integers(plan.cu_seqlens_k),
-            fake_integers(plan.seqused_q),
-            fake_integers(plan.seqused_k),
-            cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8)
-            if plan.schedule.dynamic
-            else None,
-            Int32(1),
+            kernels[plan.arch](plan),
+            *arguments,
             cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
             options=f"--enable-tvm-ffi --gpu-arch {plan.arch} --keep-ptx --dump-dir {dump}",
         )
+
+
+def forward_arguments(plan) -> tuple:
+    """Fake arguments of a forward kernel."""
+    dtype = DTYPES[plan.dtype]
+    counter = cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8)
+    return (
+        fake_rows(dtype, plan.cu_seqlens_q),
+        fake_rows(dtype, plan.cu_seqlens_k),
+        fake_rows(dtype, plan.cu_seqlens_k),
+        fake_rows(dtype, plan.cu_seqlens_q),
+        fake_floats(2 if plan.cu_seqlens_q else 3) if plan.lse else None,
+        Float32(1.0),
+        Int32(0),
+        Int32(0),
+        *fake_lengths(plan),
+        counter if plan.schedule.dynamic else None,
+        Int32(1),
+    )
+
+
+def backward_arguments(plan) -> tuple:
+    """Fake arguments of backward kernels."""
+    if plan.deterministic:
+        raise NotImplementedError("no deterministic backward kernel is built yet; choose deterministic=False")
+    dtype = DTYPES[plan.dtype]
+    queries, keys, rank = plan.cu_seqlens_q, plan.cu_seqlens_k, 2 if plan.cu_seqlens_q else 3
+    return (
+        fake_rows(dtype, queries),
+        fake_rows(dtype, keys),
+        fake_rows(dtype, keys),
+        fake_rows(dtype, queries),
+        fake_rows(dtype, queries),
+        fake_floats(rank),
+        fake_floats(rank) if plan.lse else None,
+        fake_rows(dtype, queries),
+        fake_rows(dtype, keys),
+        fake_rows(dtype, keys),
+        fake_workspace(plan.tile_m),
+        fake_workspace(plan.tile_m),
+        fake_workspace(plan.tile_m * plan.head_dim),
+        Float32(1.0),
+        Int32(0),
+        Int32(0),
+        *fake_lengths(plan),
+    )
+
+
+def fake_lengths(plan) -> tuple:
+    """The four vectors of lengths that ``plan`` comes with."""
+    return (
+        fake_integers(plan.cu_seqlens_q),
+        fake_integers(plan.cu_seqlens_k),
+        fake_integers(plan.seqused_q),
+        fake_integers(plan.seqused_k),
+    )

@@ -1,7 +1,8 @@
 """Backward plans for Blackwell: a CTA keeps 128 keys and walks over the queries; scores are transposed.
 
 S^T = K Q^T and dP^T = V dO^T put P^T and dS^T in tensor memory just as the products dV += P^T dO and
-dK += dS^T Q want their operand A. dQ = dS K is summed over the CTAs in global memory.
+dK += dS^T Q want their operand A. dQ = dS K is summed over the CTAs in global memory. A CTA takes its keys
+through all query heads of their group, so that dK and dV need no sums outside of it.
 
 A pair of CTAs (``cta_group`` 2) shares the products of 256 keys, each with half of operand B. dQ sums over
 those 256 keys, so the CTAs exchange halves of dS and each computes 64 rows of dQ: half of the reductions.
@@ -20,6 +21,9 @@ from attn4.problem import Problem
 
 ROWS = 128
 """Queries of a step, and keys of a CTA."""
+
+HALF = ROWS // 2
+"""Queries of a step that one of the two compute warpgroups has; also columns of its half of S and dP."""
 
 COMPUTE_WARPS = 8
 
@@ -55,7 +59,10 @@ def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
     layout = Layout(padded(problem.head_dim), padded(problem.head_dim_v), problem.dtype, cta_group)
     pieces = (*single_pieces(layout), *small_pieces(layout)) if cta_group == 1 else pair_pieces(layout)
     channels = backward_channels(layout, pieces)
-    barriers = Piece(name="barriers", shape=(barrier_count(channels),), dtype="int64")
+    words = (
+        Piece(name="barriers", shape=(barrier_count(channels),), dtype="int64"),
+        Piece(name="tensor_address", shape=(1,), dtype="int32"),
+    )
     return Plan(
         arch=machine.name,
         direction="backward",
@@ -66,7 +73,7 @@ def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
         tile_m=ROWS,
         tile_n=ROWS,
         roles=backward_roles(cta_group, mask == "causal" and not problem.deterministic),
-        buffers=(*pack("shared", (*pieces, barriers)), *pack("tensor", tensor_pieces(layout))),
+        buffers=(*pack("shared", (*pieces, *words)), *pack("tensor", tensor_pieces(layout))),
         channels=channels,
         schedule=backward_schedule(problem),
         cta_group=cta_group,
@@ -74,6 +81,7 @@ def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
         cu_seqlens_k=problem.cu_seqlens_k,
         seqused_q=problem.seqused_q,
         seqused_k=problem.seqused_k,
+        lse=problem.lse,
         ping_pong=False,
         deterministic=problem.deterministic,
     )
@@ -100,9 +108,17 @@ def backward_roles(cta_group: int, masked: bool) -> tuple[Role, ...]:
     )
     return (
         Role("reduce", 0, 4, reduce, "adds dQ of a tile to global memory by bulk reductions"),
-        Role("compute", 4, COMPUTE_WARPS, compute, "P^T = 2^(S^T - lse), dS^T = P^T (dP^T - delta), dK, dV"),
+        Role(
+            "compute",
+            4,
+            COMPUTE_WARPS,
+            compute,
+            "P^T = 2^(S^T - lse), dS^T = P^T (dP^T - delta), rounds dK, dV",
+        ),
         Role("mma", 12, 1, other, "issues the five products of a tile", leader_only=pair),
-        Role("load", 13, 1, other, "copies K, V, and per step Q, dO, lse, delta to shared memory"),
+        Role(
+            "load", 13, 1, other, "copies K, V, and per step Q, dO, lse, delta to shared memory; dK, dV back"
+        ),
         *rest,
     )
 
@@ -153,7 +169,11 @@ def small_pieces(layout: Layout) -> tuple[Piece, ...]:
 
 
 def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
-    """S, dV, dP, dK own columns; P, dS and dQ borrow as far as they must."""
+    """S, dV, dP, dK own columns; P, dS and dQ borrow as far as they must.
+
+    A CTA by itself keeps each half of the queries of P and dS in the half of S and dP that the same
+    warpgroup has read: nobody overwrites what the other warpgroup still has to read.
+    """
     own = {
         name: Piece(name=name, shape=(ROWS, columns), dtype="float32")
         for name, columns in (
@@ -164,11 +184,23 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
         )
     }
 
-    def operand(name: str, owner: str) -> Piece:
-        borrows = None if layout.dedicated else owner
-        return Piece(name=name, shape=(ROWS, ROWS), dtype=layout.dtype, borrows=borrows)
-
     pair = layout.cta_group == 2
+
+    def operand(name: str, owner: str) -> tuple[Piece, ...]:
+        borrows = None if layout.dedicated else owner
+        if pair:
+            return (Piece(name=name, shape=(ROWS, ROWS), dtype=layout.dtype, borrows=borrows),)
+        return tuple(
+            Piece(
+                name=f"{name}{half}",
+                shape=(ROWS, HALF),
+                dtype=layout.dtype,
+                borrows=borrows,
+                at=0 if borrows is None else half * HALF,
+            )
+            for half in range(2)
+        )
+
     dq = Piece(
         name="dq",
         shape=(ROWS // layout.cta_group, layout.head_dim),
@@ -176,14 +208,15 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
         borrows="scores" if pair else "dprobabilities",
         at=ROWS // 2 if pair else 0,
     )
-    return (*own.values(), operand("probabilities", "scores"), operand("dscores", "dprobabilities"), dq)
+    return (*own.values(), *operand("probabilities", "scores"), *operand("dscores", "dprobabilities"), dq)
 
 
 def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channel, ...]:
     """Who hands what to whom; counts are in warps (see plan/channels.py).
 
-    P, dS and dQ need no barrier of their own to come back: the next S is full only after dV += P^T dO has
-    read P, the next dP only after dQ has left, and both are waited for by the roles that write there.
+    P and dS need no barrier of their own to come back: products complete in the order of issue, so the next
+    S is full only after dV += P^T dO has read P, the next dP only after dK and dQ have read dS, and both are
+    waited for by the role that writes there. dQ has one, as the next dP overwrites it. K and V arrive once.
     """
     pair = layout.cta_group
     by_name = {piece.name: piece for piece in pieces}
@@ -193,6 +226,8 @@ def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channe
         size = stage_size("shared", piece.shape, piece.dtype) * (pair if consumer == "mma" else 1)
         return Channel(name, "tma", name, piece.stages, "load", (consumer,), 1, empty, size)
 
+    # Two halves with columns of another buffer between them have no name together.
+    stored = "probabilities" if pair == 2 else None
     once = [load(name, "mma", 0) for name in ("key", "value", "key_columns") if name in by_name]
     each = [
         load(name, "mma", 1) for name in ("query", "query_columns", "dout", "dout_columns") if name in by_name
@@ -203,14 +238,21 @@ def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channe
         load("lse", "compute", COMPUTE_WARPS),
         load("delta", "compute", COMPUTE_WARPS),
         Channel("scores", "mma", "scores", 1, "mma", ("compute",), 1, 0),
-        Channel("probabilities", "thread", "probabilities", 1, "compute", ("mma",), COMPUTE_WARPS * pair, 0),
+        Channel("probabilities", "thread", stored, 1, "compute", ("mma",), COMPUTE_WARPS * pair, 0),
         Channel("dprobabilities", "mma", "dprobabilities", 1, "mma", ("compute",), 1, 0),
-        Channel("dscores", "thread", "dscores_shared", 1, "compute", ("mma",), COMPUTE_WARPS * pair, 1),
+        Channel(
+            "dscores", "thread", "dscores_shared", 1, "compute", ("mma",), COMPUTE_WARPS * pair, pair - 1
+        ),
         Channel("dq", "mma", "dq", 1, "mma", ("reduce",), 1, 4 * pair),
         Channel("dq_slice", "named", None, 1, "reduce", ("reduce",), 128, 0),
         Channel("dv", "mma", "dv", 1, "mma", ("compute",), 1, 0),
         Channel("dk", "mma", "dk", 1, "mma", ("compute",), 1, 0),
     ]
+    if pair == 1:
+        channels += [
+            Channel(name, "thread", name, 1, "compute", ("load",), COMPUTE_WARPS, 0)
+            for name in ("dv_out", "dk_out")
+        ]
     if pair == 2:
         half = stage_size("shared", by_name["dscores_peer"].shape, layout.dtype)
         channels += [

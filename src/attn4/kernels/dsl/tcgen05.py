@@ -23,9 +23,9 @@ STEP = 16
 """Elements of the inner dimension that one instruction takes."""
 
 
-def tiled_product(dtype, shape, b_major, a_source, cta_group: int = 1):
+def tiled_product(dtype, shape, b_major, a_source, cta_group: int = 1, a_major=K_MAJOR):
     """A product of ``shape`` (rows, columns), the rows shared by the CTAs of the group."""
-    return make_trivial_tiled_mma(dtype, dtype, K_MAJOR, b_major, Float32, GROUPS[cta_group], shape, a_source)
+    return make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, GROUPS[cta_group], shape, a_source)
 
 
 @cute.jit

@@ -51,6 +51,11 @@ class TensorArena(Fixed):
         layout = cute.make_layout((LANES, self.plan.buffer(f"{name}0").size), stride=(LANE_STRIDE, 1))
         return cute.make_tensor(self.base + offset_of(self.plan, name, tile), layout)
 
+    def lanes(self, name: str, at=0):
+        """The buffer ``name`` from column ``at`` on as (lanes, columns) of 32 bits."""
+        layout = cute.make_layout((LANES, self.plan.buffer(name).size), stride=(LANE_STRIDE, 1))
+        return cute.make_tensor(self.pointer(name) + at, layout)
+
     def accumulator(self, name: str, tiled_mma):
         """The buffer ``name`` as the accumulator of a product."""
         shape = self.plan.buffer(name).shape
@@ -62,6 +67,17 @@ class TensorArena(Fixed):
         shape = self.plan.buffer(name).shape
         fragment = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A(shape))
         return cute.make_tensor(cute.recast_ptr(self.pointer(name), dtype=dtype), fragment.layout)
+
+    def operand_in_halves(self, name: str, tiled_mma, dtype):
+        """Operand A of a product, halves of its inner dimension in the buffers ``name0`` and ``name1``."""
+        first, second = self.plan.buffer(f"{name}0"), self.plan.buffer(f"{name}1")
+        rows, columns = first.shape
+        whole = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A((rows, 2 * columns))).layout
+        element, group, step = whole.stride
+        distance = (second.offset - first.offset) * Float32.width // dtype.width
+        steps = (cute.size(whole, mode=[2]) // 2, 2)
+        layout = cute.make_layout((*whole.shape[:2], steps), stride=(element, group, (step, distance)))
+        return cute.make_tensor(cute.recast_ptr(self.pointer(f"{name}0"), dtype=dtype), layout)
 
 
 def load(columns, first: int, registers, thread):

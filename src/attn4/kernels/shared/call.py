@@ -1,4 +1,4 @@
-"""What a forward kernel of either machine is called with, and how its plan names tiles and copies."""
+"""What a kernel of either machine is called with, and how its plan names tiles and copies."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Scalars:
     window_right: Int32
 
 
-class ForwardKernel:
-    """The kernel of one plan, without its roles."""
+class TileKernel:
+    """A kernel of one plan that works on tiles of rows, without its roles."""
 
     def __init__(self, plan):
         self.plan = plan
@@ -66,6 +66,17 @@ class ForwardKernel:
             return tma.packed_copy_atom(rows, self.layout(name), shape, self.plan.pack_gqa, direction)
         return tma.copy_atom(rows, self.layout(name), shape, direction)
 
+    def lengths(self, query, key, vectors) -> Lengths:
+        """Of the call with these (rows, dim, heads, batch) tensors and length vectors."""
+        cu_seqlens_q = vectors[0]
+        batch = cu_seqlens_q.shape[0] - 1 if self.plan.cu_seqlens_q else query.shape[3]
+        heads = query.shape[2] // self.plan.pack_gqa
+        return Lengths(batch, heads, heads // key.shape[2], query.shape[0], key.shape[0], *vectors)
+
+
+class ForwardKernel(TileKernel):
+    """The forward kernel of one plan, without its roles."""
+
     def row_tiles(self, arena, copies):
         """The copies of Q, K and V into their slots."""
         query, key, value = (self.tile(arena, name) for name in ("query", "key", "value"))
@@ -75,13 +86,6 @@ class ForwardKernel:
             tma.RowTiles(copies.key, copies.key_rows, key, bounded=bounded),
             tma.RowTiles(copies.value, copies.value_rows, value, bounded=bounded),
         )
-
-    def lengths(self, query, key, vectors) -> Lengths:
-        """Of the call with these (rows, dim, heads, batch) tensors and length vectors."""
-        cu_seqlens_q = vectors[0]
-        batch = cu_seqlens_q.shape[0] - 1 if self.plan.cu_seqlens_q else query.shape[3]
-        heads = query.shape[2] // self.plan.pack_gqa
-        return Lengths(batch, heads, heads // key.shape[2], query.shape[0], key.shape[0], *vectors)
 
     def bounds(self, scalars: Scalars) -> Bounds:
         """Which keys a query sees."""

@@ -1,0 +1,1 @@
+"""The backward pass on Blackwell, a file a role."""

@@ -1,0 +1,190 @@
+"""The computing role: probabilities again from scores, the gradient of scores, and dK and dV rounded.
+
+A thread has a key, and half of the queries of a step. What it stores for the products lies in columns that
+it has read, so the two warpgroups never wait for each other.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from attn4.kernels.dsl import math, tensor_memory
+from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.shared.key_tiles import mask_queries
+
+PIECE = 32
+"""Queries that are rounded and stored together."""
+
+OUT_PIECE = 16
+"""Columns of dK or dV that a thread holds at a time."""
+
+
+class KeyGradient(Fixed):
+    """Where scores, their gradients and results of a thread's key lie.
+
+    ``half`` is which half of the queries, ``key`` the row of the tile. ``lse`` and ``delta`` are the negated
+    statistics of queries, (rows, slots) in shared memory.
+    """
+
+    def __init__(self, plan, bounds, scalars, shared, tensor, thread):
+        self.plan = plan
+        self.bounds = bounds
+        self.softmax_scale = scalars.softmax_scale
+        self.lse, self.delta, self.dscores_shared, self.out = shared
+        self.tensor = tensor
+        self.queries = plan.tile_m // 2
+        self.half = thread // tensor_memory.LANES
+        self.key = thread % tensor_memory.LANES
+        self.scores = tensor.lanes("scores", self.half * self.queries)
+        self.dprobabilities = tensor.lanes("dprobabilities", self.half * self.queries)
+        self.probability_words = self.words("probabilities")
+        self.dscore_words = self.words("dscores")
+
+    def words(self, name: str):
+        """The columns where this thread's half of the operand ``name`` lies."""
+        first, second = self.plan.buffer(f"{name}0"), self.plan.buffer(f"{name}1")
+        return self.tensor.lanes(f"{name}0", self.half * (second.offset - first.offset))
+
+    @property
+    def dtype(self):
+        """Of the operands."""
+        return self.dscores_shared.element_type
+
+    def read(self, columns, first: int, values):
+        """Start to read as many columns as ``values`` has."""
+        tensor_memory.load(columns, first, values, self.key)
+
+    def stats(self, rows, slot, first: int):
+        """``PIECE`` of the half's statistics from query ``first`` on, in registers."""
+        values = cute.make_rmem_tensor(PIECE, Float32)
+        pieces = cute.zipped_divide(rows[None, slot], (PIECE,))
+        cute.autovec_copy(pieces[None, (self.half * self.queries + first) // PIECE], values)
+        return values
+
+    @cute.jit
+    def exponents(self, tile, block: Int32, slot):
+        """What 2 is raised to: scores in log2 units less the LSE; -inf where the mask hides."""
+        values = cute.make_rmem_tensor(self.queries, Float32)
+        for first in cutlass.range_constexpr(0, self.queries, PIECE):
+            self.read(self.scores, first, cute.make_tensor(values.iterator + first, cute.make_layout(PIECE)))
+        tensor_memory.wait_loads()
+        scale = self.softmax_scale * math.LOG2_E
+        for first in cutlass.range_constexpr(0, self.queries, PIECE):
+            lse = self.stats(self.lse, slot, first)
+            for i in cutlass.range_constexpr(0, PIECE, 2):
+                at = first + i
+                values[at], values[at + 1] = cute.arch.fma_packed_f32x2(
+                    (values[at], values[at + 1]), (scale, scale), (lse[i], lse[i + 1]), ftz=True
+                )
+        if self.bounds.hides(tile, block):
+            first_query = block * self.plan.tile_m + self.half * self.queries
+            mask_queries(values, self.bounds, tile, self.key, first_query)
+        return values
+
+    @cute.jit
+    def store_probabilities(self, values):
+        """Turn exponents into probabilities, and store them, rounded."""
+        for first in cutlass.range_constexpr(0, self.queries, PIECE):
+            words = cute.make_rmem_tensor(PIECE // 2, Int32)
+            for pair in cutlass.range_constexpr(PIECE // 2):
+                at = first + 2 * pair
+                values[at] = cute.math.exp2(values[at], fastmath=True)
+                values[at + 1] = cute.math.exp2(values[at + 1], fastmath=True)
+                words[pair] = math.pack(values[at], values[at + 1], self.dtype)
+            stored = cute.recast_tensor(words, Float32)
+            tensor_memory.store(stored, self.probability_words, first // 2, self.key)
+
+    @cute.jit
+    def store_dscores(self, probabilities, slot):
+        """The gradient dS = P (dP - delta), rounded, for dK in tensor memory and for dQ in shared memory."""
+        for first in cutlass.range_constexpr(0, self.queries, PIECE):
+            values = cute.make_rmem_tensor(PIECE, Float32)
+            self.read(self.dprobabilities, first, values)
+            tensor_memory.wait_loads()
+            delta = self.stats(self.delta, slot, first)
+            words = cute.make_rmem_tensor(PIECE // 2, Int32)
+            for pair in cutlass.range_constexpr(PIECE // 2):
+                at = 2 * pair
+                difference = cute.arch.add_packed_f32x2(
+                    (values[at], values[at + 1]), (delta[at], delta[at + 1]), ftz=True
+                )
+                low, high = cute.arch.mul_packed_f32x2(
+                    (probabilities[first + at], probabilities[first + at + 1]), difference, ftz=True
+                )
+                words[pair] = math.pack(low, high, self.dtype)
+            stored = cute.recast_tensor(words, Float32)
+            tensor_memory.store(stored, self.dscore_words, first // 2, self.key)
+            row = cute.zipped_divide(self.dscores_shared[None, None, 0], (1, PIECE))
+            target = row[(0, None), (self.key, (self.half * self.queries + first) // PIECE)]
+            cute.autovec_copy(cute.recast_tensor(words, self.dtype), target)
+
+    @cute.jit
+    def stage(self, name: cutlass.Constexpr, factor, exists):
+        """Round this thread's half of a row of the sum ``name``, times ``factor``, for its way out; zeros if
+        no step has been summed.
+        """
+        columns = self.plan.buffer(name).shape[1] // 2
+        source = self.tensor.lanes(name, self.half * columns)
+        for first in cutlass.range_constexpr(0, columns, OUT_PIECE):
+            words = cute.make_rmem_tensor(OUT_PIECE // 2, Int32)
+            words.fill(0)
+            if exists:
+                values = cute.make_rmem_tensor(OUT_PIECE, Float32)
+                self.read(source, first, values)
+                tensor_memory.wait_loads()
+                for pair in cutlass.range_constexpr(OUT_PIECE // 2):
+                    words[pair] = math.pack(
+                        values[2 * pair] * factor, values[2 * pair + 1] * factor, self.dtype
+                    )
+            row = cute.zipped_divide(self.out[name][None, None, 0], (1, OUT_PIECE))
+            target = row[(0, None), (self.key, (self.half * columns + first) // OUT_PIECE)]
+            cute.autovec_copy(cute.recast_tensor(words, self.dtype), target)
+
+
+@cute.jit
+def differentiate(tile, group: Int32, gradient, ends):
+    """Every step, then the results."""
+    for _ in cutlass.range(group, unroll=1):
+        for block in cutlass.range(tile.first, tile.last, unroll=1):
+            ends = step(gradient, tile, block, ends)
+    exists = tile.first < tile.last
+    for name in cutlass.range_constexpr(2):
+        summed = ends.dk if name else ends.dv
+        if exists:
+            summed.wait()
+            tensor_memory.after_wait()
+        gradient.stage("dk" if name else "dv", gradient.softmax_scale if name else Float32(1.0), exists)
+        cute.arch.fence_view_async_shared()
+        (ends.dk_out if name else ends.dv_out).signal()
+
+
+@cute.jit
+def step(gradient, tile, block: Int32, ends):
+    """One block of queries."""
+    slot = ends.lse.wait()
+    ends.scores.wait()
+    ends.scores.advance()
+    tensor_memory.after_wait()
+    values = gradient.exponents(tile, block, slot)
+    ends.lse.arrive_together()
+    ends.lse.advance()
+    gradient.store_probabilities(values)
+    tensor_memory.wait_stores()
+    tensor_memory.before_arrive()
+    ends.probabilities.signal()
+    ends.probabilities.advance()
+    slot = ends.delta.wait()
+    ends.dprobabilities.wait()
+    ends.dprobabilities.advance()
+    tensor_memory.after_wait()
+    gradient.store_dscores(values, slot)
+    ends.delta.arrive_together()
+    ends.delta.advance()
+    tensor_memory.wait_stores()
+    tensor_memory.before_arrive()
+    cute.arch.fence_view_async_shared()
+    ends.dscores.signal()
+    ends.dscores.advance()
+    return ends

@@ -1,0 +1,78 @@
+"""The loading role: operands from global to shared memory, and finished dK and dV back."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from attn4.kernels.dsl import bulk
+from attn4.kernels.dsl.carried import Fixed
+
+
+class RowStats(Fixed):
+    """Statistics of query blocks: ``source`` (heads, blocks, rows) in global memory, ``slots`` in shared."""
+
+    def __init__(self, source, slots, first_block):
+        self.source = source
+        self.slots = slots
+        self.first_block = first_block
+
+    @cute.jit
+    def copy(self, head: Int32, block: Int32, slot, barrier):
+        """Start the copy of one block; by one warp."""
+        rows = self.source[head, self.first_block + block, None]
+        count = cute.size(self.slots, mode=[0])
+        with cute.arch.elect_one():
+            bulk.load(
+                self.slots[None, slot].iterator, rows.iterator, count * rows.element_type.width // 8, barrier
+            )
+
+
+@cute.jit
+def load(tile, group: Int32, tiles, stats, ends):
+    """K and V once, then Q, dO and their statistics of each query block, of one head after the other."""
+    if tile.first < tile.last:
+        for name in cutlass.range_constexpr(2):
+            rows = tiles["value" if name else "key"]
+            end = ends.value if name else ends.key
+            end.expect()
+            rows.copy(
+                rows.of_sequence(tile.kv_head, tile.batch, tile.k_begin, tile.k_len),
+                tile.key_block,
+                Int32(0),
+                end.barrier,
+            )
+        for member in cutlass.range(group, unroll=1):
+            head = tile.kv_head * group + member
+            queries = tiles["query"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
+            douts = tiles["dout"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
+            for block in cutlass.range(tile.first, tile.last, unroll=1):
+                ends.query.send(tiles["query"], queries, block)
+                ends = send_stats(ends, "lse", stats, head, block)
+                ends.dout.send(tiles["dout"], douts, block)
+                ends = send_stats(ends, "delta", stats, head, block)
+
+
+@cute.jit
+def send_stats(ends, name: cutlass.Constexpr, stats, head: Int32, block: Int32):
+    """Copy the statistics ``name`` of a query block into the next free slot."""
+    end = getattr(ends, name)
+    slot = end.acquire()
+    end.expect()
+    stats[name].copy(head, block, slot, end.barrier)
+    end.advance()
+    return ends
+
+
+@cute.jit
+def store(tile, tiles, ends):
+    """Copy dV and dK from shared to global memory; rows past the end of a sequence stay."""
+    for name in cutlass.range_constexpr(2):
+        rows = tiles["dk_out" if name else "dv_out"]
+        end = ends.dk_out if name else ends.dv_out
+        slot = end.wait()
+        target = rows.of_sequence(tile.kv_head, tile.batch, tile.k_begin, tile.k_rows)
+        rows.store(target, tile.key_block, slot)
+        cute.arch.cp_async_bulk_commit_group()
+    cute.arch.cp_async_bulk_wait_group(0, read=False)

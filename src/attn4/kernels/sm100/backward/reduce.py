@@ -1,0 +1,92 @@
+"""The reducing role: dQ of each step from tensor memory, added to the sums in global memory."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from attn4.kernels.dsl import bulk, tensor_memory
+from attn4.kernels.dsl.carried import Carried
+
+GROUP = 4
+"""Columns that lie together in the sums: 16 bytes, what a thread writes at once."""
+
+BARRIER = 1
+"""The named barrier of this warpgroup."""
+
+
+class Slices(Carried):
+    """Slices of columns on their way: from tensor memory through slots of shared memory."""
+
+    carried = ("slot",)
+
+    def __init__(self, plan, columns, slots, thread):
+        self.plan = plan
+        self.columns = columns
+        self.slots = slots
+        self.thread = thread
+        self.slot = Int32(0)
+        self.rows, self.width = plan.buffer("dq_slice").shape
+        self.threads = plan.channel("dq_slice").full_arrivals
+
+    @property
+    def bytes(self) -> int:
+        """Of one slice."""
+        return self.rows * self.width * Float32.width // 8
+
+    @cute.jit
+    def read(self, first: cutlass.Constexpr[int]):
+        """Columns from ``first`` on of this thread's query."""
+        values = cute.make_rmem_tensor(self.width, Float32)
+        tensor_memory.load(self.columns, first, values, self.thread)
+        tensor_memory.wait_loads()
+        return values
+
+    @cute.jit
+    def send(self, values, target):
+        """Add this slice of all threads' rows to the sums at ``target``."""
+        if self.thread == 0:
+            # One slot may still be read, the other.
+            cute.arch.cp_async_bulk_wait_group(self.plan.buffer("dq_slice").stages - 1, read=True)
+        self.meet()
+        for group in cutlass.range_constexpr(self.width // GROUP):
+            part = cute.make_tensor(values.iterator + group * GROUP, cute.make_layout(GROUP))
+            cute.autovec_copy(part, self.slots[None, group, self.thread, self.slot])
+        cute.arch.fence_view_async_shared()
+        self.meet()
+        if self.thread == 0:
+            bulk.add(target, self.slots[None, None, None, self.slot].iterator, self.bytes)
+            cute.arch.cp_async_bulk_commit_group()
+
+    def meet(self):
+        """All threads of the role."""
+        cute.arch.sync_warp()
+        cute.arch.barrier(barrier_id=BARRIER, number_of_threads=self.threads)
+
+    def advance(self):
+        """Take the next slot."""
+        following = self.slot + 1
+        self.slot = following - Int32(following == self.plan.buffer("dq_slice").stages) * following
+
+
+@cute.jit
+def reduce(tile, group: Int32, sums, first_block: Int32, slices, ends):
+    """Add dQ of every step; ``sums`` is (heads, blocks, elements of a block)."""
+    plan = slices.plan
+    for member in cutlass.range(group, unroll=1):
+        head = tile.kv_head * group + member
+        for block in cutlass.range(tile.first, tile.last, unroll=1):
+            target = sums[head, first_block + block, None].iterator
+            ends.dq.wait()
+            tensor_memory.after_wait()
+            for first in cutlass.range_constexpr(0, plan.head_dim, slices.width):
+                values = slices.read(first)
+                if cutlass.const_expr(first + slices.width == plan.head_dim):
+                    tensor_memory.before_arrive()
+                    ends.dq.arrive_together()
+                    ends.dq.advance()
+                slices.send(values, target + first * slices.rows)
+                slices.advance()
+    if slices.thread == 0:
+        cute.arch.cp_async_bulk_wait_group(0, read=False)
