@@ -72,13 +72,16 @@ class Schedule:
     """In which order tiles are taken, and by whom.
 
     ``dynamic``: a persistent grid takes tiles from a counter in global memory. ``section_bytes`` bounds
-    K and V of the heads worked on together, so that they stay in L2; 0 is no sections.
+    K and V of the heads worked on together, so that they stay in L2; 0 is no sections. ``sorted_batches``:
+    sequences are taken in the order of a map that a pre-pass kernel has made, those with the longest tiles
+    first.
     """
 
     order: TileOrder = "linear"
     persistent: bool = True
     dynamic: bool = False
     section_bytes: int = 0
+    sorted_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
