@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.shared.call import DTYPES
+from attn4.kernels.shared.sort_batches import SortBatches
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
 
@@ -37,8 +38,12 @@ def compile_plan(plan):
 
     Returns the DSL's compiled function, to be called or exported through tvm-ffi with the arguments
     (q, k, v, out, lse, softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q,
-    seqused_k, counter, ctas), launching on the stream of the tensors' framework.
+    seqused_k, batch_order, counter, ctas), launching on the stream of the tensors' framework. The kernel that
+    sorts batches takes (batch_order, rows_q, rows_k, window_left, window_right, cu_seqlens_q, cu_seqlens_k,
+    seqused_q, seqused_k): rows are those of a padded sequence, and it writes batch + 1 entries.
     """
+    if plan.kernel == "sort_batches":
+        return compiled(SortBatches(plan), plan, fake_integers(True), *[Int32(0)] * 4, *fake_lengths(plan))
     if plan.direction != "forward":
         raise NotImplementedError(f"no {plan.direction} kernel is built yet; the forward pass is")
     if plan.cta_group != 1:
@@ -53,25 +58,39 @@ def compile_plan(plan):
             stride_order=tuple(reversed(range(rank))),
             assumed_align=4,
         )
+    counter = None
+    if plan.schedule.dynamic:
+        counter = cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8)
+    return compiled(
+        FORWARD[plan.arch](plan),
+        plan,
+        fake_rows(dtype, plan.cu_seqlens_q),
+        fake_rows(dtype, plan.cu_seqlens_k),
+        fake_rows(dtype, plan.cu_seqlens_k),
+        fake_rows(dtype, plan.cu_seqlens_q),
+        lse,
+        Float32(1.0),
+        Int32(0),
+        Int32(0),
+        *fake_lengths(plan),
+        fake_integers(plan.schedule.sorted_batches),
+        counter,
+        Int32(1),
+    )
+
+
+def fake_lengths(plan):
+    """The vectors of lengths that the plan has."""
+    present = (plan.cu_seqlens_q, plan.cu_seqlens_k, plan.seqused_q, plan.seqused_k)
+    return tuple(map(fake_integers, present))
+
+
+def compiled(kernel, plan, *arguments):
+    """``kernel``, compiled for these arguments and a stream."""
     with tempfile.TemporaryDirectory() as dump:
         return cute.compile(
-            FORWARD[plan.arch](plan),
-            fake_rows(dtype, plan.cu_seqlens_q),
-            fake_rows(dtype, plan.cu_seqlens_k),
-            fake_rows(dtype, plan.cu_seqlens_k),
-            fake_rows(dtype, plan.cu_seqlens_q),
-            lse,
-            Float32(1.0),
-            Int32(0),
-            Int32(0),
-            fake_integers(plan.cu_seqlens_q),
-            fake_integers(plan.cu_seqlens_k),
-            fake_integers(plan.seqused_q),
-            fake_integers(plan.seqused_k),
-            cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8)
-            if plan.schedule.dynamic
-            else None,
-            Int32(1),
+            kernel,
+            *arguments,
             cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
             options=f"--enable-tvm-ffi --gpu-arch {plan.arch} --keep-ptx --dump-dir {dump}",
         )

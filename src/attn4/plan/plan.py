@@ -11,6 +11,7 @@ from attn4.problem import Direction, DType
 Space = Literal["shared", "tensor"]
 ChannelKind = Literal["tma", "thread", "mma", "named"]
 TileOrder = Literal["linear", "longest_first", "shortest_first"]
+KernelKind = Literal["attention", "sort_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class Plan:
 
     ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step
     hand their probabilities over last: O += P V begins without them.
+
+    ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """
 
     arch: str
@@ -137,6 +140,7 @@ class Plan:
     query_tiles: int = 1
     late_keys: int = 0
     deterministic: bool = False
+    kernel: KernelKind = "attention"
 
     def role(self, name: str) -> Role:
         """The role of that name."""
