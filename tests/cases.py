@@ -453,6 +453,9 @@ LARGE: tuple[Case, ...] = (
 )
 """Too large for a CPU; ``test_large.py`` compares what an oracle can afford."""
 
+SORTED = ("packed self 128 causal", "packed cross 64 window", "used queries and keys", "80000 segments")
+"""Cases that device tests also run with scheduler metadata; the last has more sequences than are sorted."""
+
 BY_NAME: dict[str, Case] = {case.name: case for case in (*CASES, *LARGE)}
 
 
@@ -466,7 +469,16 @@ def required_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
     """The plans of all cases, each once: what a bundle for the device tests must hold. Needs no GPU."""
     from attn4.machine import machine as machine_named
     from attn4.plan.choose import choose
+    from attn4.plan.sorting import sorting_plan, with_sorted_batches
 
     target = machine_named(machine)
     launched = (c for c in BY_NAME.values() if c.launches)
-    return tuple(dict.fromkeys(choose(c.problem(), target) for c in launched))
+    plans = [choose(c.problem(), target) for c in launched]
+    for name in SORTED:
+        hints = BY_NAME[name].hints
+        problem = replace(
+            BY_NAME[name].problem(), seqlen_q=hints["max_seqlen_q"], seqlen_k=hints["max_seqlen_k"]
+        )
+        plan = choose(problem, target)
+        plans += [with_sorted_batches(plan), sorting_plan(plan)]
+    return tuple(dict.fromkeys(plans))

@@ -29,7 +29,7 @@ class Kernel:
     @property
     def last(self):
         names = ("q", "k", "v", "out", "lse", "softmax_scale", "window_left", "window_right")
-        names += ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "counter", "ctas")
+        names += ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "batch_order", "counter", "ctas")
         return dict(zip(names, self.calls[-1], strict=True))
 
 
@@ -42,7 +42,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(gpu, "sm_count", lambda device: 132)
     monkeypatch.setattr(gpu, "_current_device", lambda: -1)
     monkeypatch.setattr(workspace, "counter", lambda device: COUNTER)
-    monkeypatch.setattr(check, "_backend", lambda name, device: "gpu")
+    monkeypatch.setattr(check, "backend_of", lambda name, device: "gpu")
     monkeypatch.setattr(dispatch, "_launches", {})
     monkeypatch.setattr(dispatch, "_recent", {})
     return loaded
@@ -60,10 +60,11 @@ class ContractKernel:
         self.plan = plan
 
     def __call__(self, q, k, v, out, lse, scale, left, right, *rest):
-        *vectors, counter, _ctas = rest
+        *vectors, order, counter, _ctas = rest
         names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
         assert [x is not None for x in vectors] == [getattr(self.plan, name) for name in names]
         assert (lse is not None) == self.plan.lse
+        assert (order is not None) == self.plan.schedule.sorted_batches
         assert (counter is COUNTER) == self.plan.schedule.dynamic
         assert max(abs(left), abs(right)) <= 2**30
         mask = {"full": Mask(), "causal": Mask(None, 0), "window": Mask(left, right)}[self.plan.mask]

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, cast
 from torch import Tensor
 
 from attn4.mask import Mask
+from attn4.ops.schedule import MadeFor
 from attn4.problem import DType, Problem
 from attn4.reference import Lengths
 
@@ -27,13 +28,15 @@ class Options(NamedTuple):
     arch: Any = None
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
+    schedule: MadeFor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A legal call; ``q`` is (batch, seqlen_q, heads, dim), or (total_q, heads, dim) if ``cu_seqlens_q``.
 
-    ``arch`` is the architecture that the emulator runs; None on the other backends.
+    ``arch`` is the architecture that the emulator runs; None on the other backends. ``schedule``: what the
+    scheduler metadata that comes with the call was made for.
     """
 
     q: Tensor
@@ -48,6 +51,7 @@ class Call:
     arch: str | None = None
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
+    schedule: MadeFor | None = None
 
     @property
     def batch(self) -> int:

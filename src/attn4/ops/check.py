@@ -11,6 +11,7 @@ from torch import Tensor
 from attn4.mask import Mask
 from attn4.ops.call import Backend, Call, Options, batch_of
 from attn4.ops.check_lengths import check_lengths, check_max_seqlen
+from attn4.ops.schedule import LENGTHS, check_call
 from attn4.reference import Lengths
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -33,7 +34,7 @@ def checked(q: Any, k: Any, v: Any, lengths: Lengths, options: Options) -> Call:
     _check_options(options)
     _check_shapes(q, k, v, lengths)
     _check_kinds(q, k, v)
-    backend = _backend(options.backend, q.device)
+    backend = backend_of(options.backend, q.device)
     check_lengths(q, k, lengths)
     call = Call(
         q=q,
@@ -41,14 +42,18 @@ def checked(q: Any, k: Any, v: Any, lengths: Lengths, options: Options) -> Call:
         v=v,
         lengths=lengths,
         softmax_scale=_softmax_scale(options.softmax_scale, q.shape[-1]),
-        mask=Mask.of(bool(options.causal), _window(options.window_size)),
+        mask=Mask.of(bool(options.causal), window_of(options.window_size)),
         deterministic=bool(options.deterministic),
         return_lse=bool(options.return_lse),
         backend=backend,
-        arch=_arch(options.arch, backend),
+        arch=emulated_arch(options.arch, backend),
         max_seqlen_q=check_max_seqlen("max_seqlen_q", options.max_seqlen_q),
         max_seqlen_k=check_max_seqlen("max_seqlen_k", options.max_seqlen_k),
+        schedule=options.schedule,
     )
+    if call.schedule is not None:
+        names = tuple(name for name in LENGTHS if getattr(lengths, name) is not None)
+        check_call(call.schedule, call.batch, call.mask, names, str(q.device))
     if backend != "reference":
         _check_kernel(call)
     return call
@@ -113,7 +118,8 @@ def _softmax_scale(scale: Any, head_dim: int) -> float:
     return float(scale)
 
 
-def _window(window: Any) -> tuple[int | None, int | None]:
+def window_of(window: Any) -> tuple[int | None, int | None]:
+    """(left, right) as the user gave it, if it is one."""
     legal = isinstance(window, (tuple, list)) and len(window) == 2
     if not legal or not all(bound is None or isinstance(bound, int) for bound in window):
         raise TypeError(
@@ -124,7 +130,8 @@ def _window(window: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-def _backend(name: Any, device: torch.device) -> Backend:
+def backend_of(name: Any, device: torch.device) -> Backend:
+    """The backend called ``name``, or that of the device."""
     if name is None:
         if device.type not in ("cuda", "cpu"):
             raise NotImplementedError(
@@ -147,7 +154,8 @@ def _backend(name: Any, device: torch.device) -> Backend:
     )
 
 
-def _arch(name: Any, backend: Backend) -> str | None:
+def emulated_arch(name: Any, backend: Backend) -> str | None:
+    """What the emulator runs; None on the other backends."""
     if backend != "emulator":
         if name is not None:
             raise ValueError(f"arch={name!r} is for backend='emulator'; leave it out, or choose that backend")

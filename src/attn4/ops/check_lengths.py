@@ -37,9 +37,9 @@ def check_max_seqlen(name: str, value: Any) -> int | None:
 
 def _check_side(side: str, x: Tensor, batch: int, cu_seqlens: Tensor | None, seqused: Tensor | None) -> None:
     if cu_seqlens is not None:
-        _check_vector(f"cu_seqlens_{side}", cu_seqlens, batch + 1, x.device)
+        check_vector(f"cu_seqlens_{side}", cu_seqlens, batch + 1, x.device)
     if seqused is not None:
-        _check_vector(f"seqused_{side}", seqused, batch, x.device)
+        check_vector(f"seqused_{side}", seqused, batch, x.device)
     if x.device.type != "cpu":
         return
     capacity = [x.shape[-3]] * batch
@@ -49,7 +49,8 @@ def _check_side(side: str, x: Tensor, batch: int, cu_seqlens: Tensor | None, seq
         _check_used(f"seqused_{side}", seqused.tolist(), capacity)
 
 
-def _check_vector(name: str, x: Any, entries: int, device: torch.device) -> None:
+def check_vector(name: str, x: Any, entries: int, device: torch.device) -> None:
+    """A tensor of lengths must be an int32 vector of so many entries on ``device``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be an int32 tensor, got {type(x).__name__}")
     if x.dtype != torch.int32:

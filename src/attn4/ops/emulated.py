@@ -13,8 +13,8 @@ from attn4.plan.plan import Plan
 ARCHITECTURE = "sm_90a"
 """What runs outside of a device block: the only architecture that has kernels."""
 
-OUTPUTS = slice(3, 5)
-"""Which arguments of a kernel are out and LSE."""
+OUTPUTS = {"attention": slice(3, 5), "sort_batches": slice(0, 1)}
+"""Which arguments a kernel writes: out and LSE; the order."""
 
 CTAS = 4
 """How many multiprocessors a kernel is told of there: enough to deal tiles to, few enough to be quick."""
@@ -41,9 +41,11 @@ def emulated_kernel(plan: Plan) -> Callable[..., None]:
         device = _device()
         if device is not None:
             device.roles.update(dict.fromkeys((k.name for k in artifact.description.kernels), roles))
-            _poison(device, arguments[OUTPUTS])
-            # The last argument is how many CTAs a persistent grid has.
-            load_emulated(artifact)(*arguments[:-1], device.chip.sms)
+            _poison(device, arguments[OUTPUTS[plan.kernel]])
+            if plan.schedule.persistent:
+                # The last argument is how many CTAs a persistent grid has.
+                arguments = (*arguments[:-1], device.chip.sms)
+            load_emulated(artifact)(*arguments)
             return
         from attn4.emulator.runner import Runner
 

@@ -13,12 +13,14 @@ from attn4.artifact import kernel_for
 from attn4.machine import Machine, machine
 from attn4.ops import emulated, workspace
 from attn4.ops.call import Call
+from attn4.ops.schedule import check_plan
 from attn4.plan.choose import choose, invalid, runnable
+from attn4.plan.sorting import with_sorted_batches
 
-Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``."""
+Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``, and the order of the sequences."""
 
-NO_VECTORS: Vectors = (None, None, None, None)
+NO_VECTORS: Vectors = (None, None, None, None, None)
 """Known by identity: all sequences have the length of their tensor."""
 
 ALIGNMENT_BYTES = 16
@@ -108,6 +110,9 @@ def prepare(call: Call) -> Launch:
     # A kernel reads the lengths of the first sequence before it knows whether there is one.
     idle = call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape
     plan = None if idle else choose(problem, target)
+    if call.schedule is not None and plan is not None:
+        check_plan(call.schedule, plan)
+        plan = with_sorted_batches(plan)
     load = kernel_for if on_gpu else emulated.emulated_kernel
     return Launch(
         kernel=None if plan is None else load(plan),
@@ -115,8 +120,8 @@ def prepare(call: Call) -> Launch:
         out_like=call.q.new_empty(1).expand(call.out_shape),
         lse_like=call.q.new_empty(1, dtype=torch.float32).expand(call.lse_shape) if call.return_lse else None,
         softmax_scale=call.softmax_scale,
-        window_left=_clamp(call.mask.left),
-        window_right=_clamp(call.mask.right),
+        window_left=bound(call.mask.left),
+        window_right=bound(call.mask.right),
         dynamic=plan is not None and plan.schedule.dynamic,
         ctas=sm_count(device) if on_gpu else emulated.CTAS,
         scattered=_scattered(call),
@@ -140,8 +145,9 @@ def sm_count(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _clamp(bound: int | None) -> int:
-    return UNBOUNDED if bound is None else max(-UNBOUNDED, min(bound, UNBOUNDED))
+def bound(given: int | None) -> int:
+    """A bound of a window as kernels take it."""
+    return UNBOUNDED if given is None else max(-UNBOUNDED, min(given, UNBOUNDED))
 
 
 def _scattered(call: Call) -> bool:
@@ -165,8 +171,14 @@ def _movable(x: Tensor) -> Tensor:
 
 
 def _movable_vectors(vectors: Vectors) -> Vectors:
-    cu_q, cu_k, used_q, used_k = vectors
-    return _movable_vector(cu_q), _movable_vector(cu_k), _movable_vector(used_q), _movable_vector(used_k)
+    cu_q, cu_k, used_q, used_k, order = vectors
+    return (
+        _movable_vector(cu_q),
+        _movable_vector(cu_k),
+        _movable_vector(used_q),
+        _movable_vector(used_k),
+        order,
+    )
 
 
 def _movable_vector(x: Tensor | None) -> Tensor | None:

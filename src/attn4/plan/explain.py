@@ -12,6 +12,8 @@ from attn4.mask import Mask
 from attn4.plan.choose import choose, runnable, unsupported
 from attn4.plan.feeds import UNITS, Feeds, Step, feeds
 from attn4.plan.layout import padded
+from attn4.plan.makespan import MOST_TILES, Makespan, alternatives, makespan
+from attn4.plan.order import Batch
 from attn4.plan.plan import Buffer, Plan, Space
 from attn4.plan.tiles import Tiles, count_tiles
 from attn4.problem import DType, Problem
@@ -26,7 +28,9 @@ class Explanation:
 
     ``plan`` and ``tiles`` are None where no plan exists: ``reasons`` say why. ``obstacles`` say why it does
     not run today, plan or no plan. ``feeds`` hold the bound of a 128 x 128 tile, for each group of CTAs that
-    is worth comparing, and then that of the plan's own step if it is another one.
+    is worth comparing, and then that of the plan's own step if it is another one. ``makespans``: how long the
+    plan's own schedule takes, and tiles dealt in advance in linear order; empty for a backward pass, and for
+    more tiles than are worth dealing.
     """
 
     problem: Problem
@@ -36,6 +40,7 @@ class Explanation:
     obstacles: tuple[str, ...]
     tiles: Tiles | None
     feeds: tuple[Feeds, ...]
+    makespans: tuple[Makespan, ...]
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -52,6 +57,7 @@ class Explanation:
             "plan": None if self.plan is None else asdict(self.plan),
             "tiles": None if self.tiles is None else {**asdict(self.tiles), "waves": self.tiles.waves},
             "feeds": [_feeds_dict(f, self.machine) for f in self.feeds],
+            "makespans": [{**asdict(m), "ratio": m.ratio} for m in self.makespans],
         }
 
 
@@ -123,15 +129,24 @@ def explain(
     where = machine_named(machine) if isinstance(machine, str) else machine
     reasons = unsupported(problem, where)
     plan = None if reasons else choose(problem, where, cta_group=cta_group)
+    tiles = None if plan is None else count_tiles(problem, plan, where)
     return Explanation(
         problem=problem,
         machine=where,
         plan=plan,
         reasons=reasons,
         obstacles=runnable(problem, where),
-        tiles=None if plan is None else count_tiles(problem, plan, where),
+        tiles=tiles,
         feeds=tuple(feeds(where, step) for step in _steps(problem, where, plan, cta_group)),
+        makespans=() if plan is None or tiles is None else _makespans(problem, where, plan, tiles),
     )
+
+
+def _makespans(problem: Problem, machine: Machine, plan: Plan, tiles: Tiles) -> tuple[Makespan, ...]:
+    if plan.direction != "forward" or tiles.tiles > MOST_TILES:
+        return ()
+    batch = Batch.of(problem)
+    return tuple(makespan(each, machine, batch) for each in (plan, alternatives(plan)["dealt"]))
 
 
 def _steps(problem: Problem, machine: Machine, plan: Plan | None, cta_group: int | None) -> list[Step]:
@@ -277,6 +292,11 @@ def _schedule(e: Explanation) -> Iterable[str]:
     yield f"  {most}{tiles.tiles} tiles on {tiles.slots} {place}: {tiles.waves:.2f} waves"
     share = tiles.steps / tiles.full_steps if tiles.full_steps else 1
     yield f"  {most}{tiles.steps} steps ({share:.0%} of an unmasked call), the longest tile {tiles.longest}"
+    if e.makespans and tiles.steps:
+        own, naive = e.makespans
+        microseconds = own.cycles / (e.machine.clock_ghz * 1000)
+        compared = f"; dealt in linear order {naive.ratio:.2f}" if naive != own else ""
+        yield f"  makespan {most}{microseconds:.1f} us, {own.ratio:.2f} of the bound{compared} (modelled)"
 
 
 def _bounds(e: Explanation) -> Iterable[str]:

@@ -11,6 +11,7 @@ from attn4.problem import Direction, DType
 Space = Literal["shared", "tensor"]
 ChannelKind = Literal["tma", "thread", "mma", "named"]
 TileOrder = Literal["linear", "longest_first", "shortest_first"]
+KernelKind = Literal["attention", "sort_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,16 @@ class Schedule:
     """In which order tiles are taken, and by whom.
 
     ``dynamic``: a persistent grid takes tiles from a counter in global memory. ``section_bytes`` bounds
-    K and V of the heads worked on together, so that they stay in L2; 0 is no sections.
+    K and V of the heads worked on together, so that they stay in L2; 0 is no sections. ``sorted_batches``:
+    sequences are taken in the order of a map that a pre-pass kernel has made, those with the longest tiles
+    first.
     """
 
     order: TileOrder = "linear"
     persistent: bool = True
     dynamic: bool = False
     section_bytes: int = 0
+    sorted_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Plan:
 
     ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step
     hand their probabilities over last: O += P V begins without them.
+
+    ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """
 
     arch: str
@@ -134,6 +140,7 @@ class Plan:
     query_tiles: int = 1
     late_keys: int = 0
     deterministic: bool = False
+    kernel: KernelKind = "attention"
 
     def role(self, name: str) -> Role:
         """The role of that name."""

@@ -14,7 +14,10 @@ from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where sequences begin and how long they are; a field is None where the plan has no such input."""
+    """Where sequences begin and how long they are; a field is None where the plan has no such input.
+
+    ``batch_order`` has ``batch`` + 1 entries: the sequences in the order in which they are taken.
+    """
 
     batch: Int32
     heads: Int32
@@ -25,6 +28,7 @@ class Lengths:
     cu_seqlens_k: cute.Tensor | None
     seqused_q: cute.Tensor | None
     seqused_k: cute.Tensor | None
+    batch_order: cute.Tensor | None
 
 
 class Sequence:
@@ -96,7 +100,13 @@ class TileOrder(Carried):
         block, joint = self._within(number, blocks, lengths.heads * lengths.batch, lengths.rows_k)
         batch = joint // lengths.heads
         head = joint - batch * lengths.heads
-        return self._record(block, head, batch, number < total)
+        return self._record(block, head, self._taken(batch), number < total)
+
+    def _taken(self, place):
+        """The sequence at ``place`` of the order; past the last one, the tail."""
+        if not self.plan.schedule.sorted_batches:
+            return place
+        return self.lengths.batch_order[cutlass.min(place, self.lengths.batch)]
 
     def _row_blocks(self, rows):
         return (rows * self.plan.pack_gqa + self.plan.tile_m - 1) // self.plan.tile_m
@@ -135,7 +145,7 @@ class TileOrder(Carried):
         owner = cutlass.min(owner, cute.arch.WARP_SIZE - 1)
         before = cute.arch.shuffle_sync(upto - mine, offset=owner)
         blocks = cutlass.max(cute.arch.shuffle_sync(mine, offset=owner) // lengths.heads, 1)
-        batch = self.base + owner
+        batch = self._taken(self.base + owner)
         inside = number - self.base_tile - before
         k_len = sequence(lengths, batch).k_len
         block, head = self._within(inside, blocks, lengths.heads, k_len)
@@ -145,7 +155,7 @@ class TileOrder(Carried):
     def _tiles_upto(self, lane: Int32):
         """Tiles of this lane's sequence, and of all sequences of the group up to and with it."""
         index = self.base + lane
-        rows = sequence(self.lengths, cutlass.min(index, self.lengths.batch)).q_rows
+        rows = sequence(self.lengths, self._taken(cutlass.min(index, self.lengths.batch))).q_rows
         mine = self._row_blocks(rows) * self.lengths.heads
         mine = mine if index <= self.lengths.batch else Int32(0)
         upto = mine

@@ -57,6 +57,7 @@ class Forward(ForwardKernel):
         cu_seqlens_k: cute.Tensor | None,
         seqused_q: cute.Tensor | None,
         seqused_k: cute.Tensor | None,
+        batch_order: cute.Tensor | None,
         counter: cute.Tensor | None,
         ctas: Int32,
         stream,
@@ -68,7 +69,7 @@ class Forward(ForwardKernel):
         result = tma.rows_first(out, plan.cu_seqlens_q)
         if cutlass.const_expr(plan.cu_seqlens_q):
             result = tma.bounded_rows(result)
-        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, batch_order)
         lengths = self.lengths(query, key, vectors)
         if cutlass.const_expr(self.bounded_keys):
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)

@@ -77,6 +77,7 @@ class Forward(ForwardKernel):
         cu_seqlens_k: cute.Tensor | None,
         seqused_q: cute.Tensor | None,
         seqused_k: cute.Tensor | None,
+        batch_order: cute.Tensor | None,
         counter: cute.Tensor | None,
         ctas: Int32,
         stream,
@@ -85,7 +86,7 @@ class Forward(ForwardKernel):
         query = tma.rows_first(q, plan.cu_seqlens_q)
         key = tma.rows_first(k, plan.cu_seqlens_k)
         value = tma.rows_first(v, plan.cu_seqlens_k)
-        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, batch_order)
         lengths = self.lengths(query, key, vectors)
         if cutlass.const_expr(self.bounded_keys):
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)
