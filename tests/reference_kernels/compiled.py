@@ -197,12 +197,13 @@ def softmax_classes(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 PREFACE = """# Machine code of the forward kernels on Blackwell
 
-Compiled, not run: issue slots that a warp takes for one step of 128 keys, every barrier found open, read from
-the machine code of `{arch}` (`attn4 explain --compiled` reads one kernel). A thread of softmax has a row of 128
-scores; a packed instruction does two of them in one slot. `registers` are those of softmax, correction and mma
-after setmaxnreg, `stack` the loads and stores of the stack in the whole kernel, `seconds` CPU time to compile on
-one core, imports apart. A masked step of attn4 takes all exponentials from MUFU, so that what is masked is an
-exact 0; `-`: no loop of its own. bfloat16, batch 1, 2 heads, {seqlen} queries and keys, LSE written.
+Compiled, not run: issue slots that a warp takes for one step of 128 keys, every barrier found open,
+read from the machine code of `{arch}` (`attn4 explain --compiled` reads one kernel). A thread of
+softmax has a row of 128 scores; a packed instruction does two of them in one slot. `registers` are
+those of softmax, correction and mma after setmaxnreg, `stack` the loads and stores of the stack in
+the whole kernel, `seconds` CPU time to compile on one core, imports apart. A masked step of attn4
+takes all exponentials from MUFU, so that what is masked is an exact 0; `-`: no loop of its own.
+bfloat16, batch 1, 2 heads, {seqlen} queries and keys, LSE written.
 
 {date}: attn4 {attn4}, flash-attn-4 {theirs}, CuTe DSL {dsl}. Made by `{command}`.
 """
