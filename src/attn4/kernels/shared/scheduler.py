@@ -28,7 +28,7 @@ class Lengths:
     cu_seqlens_k: cute.Tensor | None
     seqused_q: cute.Tensor | None
     seqused_k: cute.Tensor | None
-    batch_order: cute.Tensor | None
+    batch_order: cute.Tensor | None = None
 
 
 class Sequence:

@@ -38,7 +38,7 @@ class SortBatches:
         stream,
     ):
         vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-        lengths = Lengths(order.shape[0] - 1, Int32(1), Int32(1), rows_q, rows_k, *vectors, None)
+        lengths = Lengths(order.shape[0] - 1, Int32(1), Int32(1), rows_q, rows_k, *vectors)
         self.kernel(order, lengths, window_left, window_right).launch(
             grid=[1, 1, 1], block=[self.plan.threads, 1, 1], stream=stream
         )
