@@ -16,6 +16,8 @@ from attn4.emulator.runner import Runner
 from attn4.emulator.schedule import Schedule
 from attn4.machine import machine
 from attn4.mask import Mask
+from attn4.plan import sm100
+from attn4.plan.channels import validate
 from attn4.plan.choose import choose
 from attn4.plan.plan import Plan
 from attn4.plan.sorting import sorting_plan, with_sorted_batches
@@ -44,6 +46,8 @@ class Case:
     """Fields of the plan that differ from the chosen ones."""
     sorted: bool = False
     """Whether the pre-pass sorts the sequences."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Of ``attn4.plan.sm100.forward``, which builds the plan if there are any."""
 
     @property
     def packed(self) -> bool:
@@ -65,7 +69,12 @@ def artifact(case: Case) -> Artifact:
         cu_seqlens_q=case.packed,
         cu_seqlens_k=case.packed,
     )
-    plan = replace(choose(problem, machine(case.arch)), **dict(case.changes))
+    target = machine(case.arch)
+    plan = choose(problem, target)
+    if case.options:
+        plan = sm100.forward(problem, target, **dict(case.options))
+        validate(plan, target)
+    plan = replace(plan, **dict(case.changes))
     return artifact_for(with_sorted_batches(plan) if case.sorted else plan)
 
 

@@ -91,10 +91,13 @@ class SoftmaxPlan:
 
     ``rescale_threshold``: the running maximum moves only when it grows by more than this, in log2 units;
     0 moves it always. ``fma_exp_every``: one 2^x in so many is a polynomial on the FMA units; 0 is none.
+    ``branchless_rescale``: the output is multiplied in every step, by 1 where no maximum moved; else a warp
+    none of whose rows moved skips it.
     """
 
     rescale_threshold: float = 0.0
     fma_exp_every: int = 0
+    branchless_rescale: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +161,13 @@ class Plan:
     def row_tile(self) -> int:
         """Query rows of a tile of the tensor core."""
         return self.tile_m // self.query_tiles
+
+    @property
+    def score_stages(self) -> int:
+        """Score tiles in tensor memory for each query tile: with two, S of the next step is there while the
+        softmax of this one runs.
+        """
+        return self.channel("scores0").stages
 
     @property
     def output_in_query(self) -> bool:

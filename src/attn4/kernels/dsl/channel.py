@@ -149,6 +149,11 @@ class Turn(Fixed):
         self.channel = channel
         self.group = group
 
+    @classmethod
+    def of(cls, plan, group):
+        """The turns of warpgroup ``group`` that ``plan`` declares; of none, if it declares none."""
+        return cls(next((channel for channel in plan.channels if channel.name == "turn"), None), group)
+
     @cute.jit
     def open(self):
         """Give the first warpgroup its first turn; called by all."""

@@ -42,31 +42,39 @@ class TensorArena(Fixed):
         cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.dealloc_tmem(self.base, COLUMNS)
 
-    def pointer(self, name: str):
-        """Start of the buffer ``name``."""
-        return self.base + self.plan.buffer(name).offset
+    def pointer(self, name: str, slot=0):
+        """Start of a slot of the buffer ``name``."""
+        buffer = self.plan.buffer(name)
+        start = self.base + buffer.offset
+        return start if buffer.stages == 1 else start + slot * (buffer.size // buffer.stages)
 
-    def columns(self, name: str, tile):
-        """The buffer ``name`` of query tile ``tile`` as (lanes, columns) of 32 bits; see `offset_of`."""
-        layout = cute.make_layout((LANES, self.plan.buffer(f"{name}0").size), stride=(LANE_STRIDE, 1))
-        return cute.make_tensor(self.base + offset_of(self.plan, name, tile), layout)
+    def columns(self, name: str, tile, slot=0):
+        """A slot of the buffer ``name`` of query tile ``tile`` as (lanes, columns) of 32 bits; see
+        `offset_of`.
+        """
+        buffer = self.plan.buffer(f"{name}0")
+        count = buffer.size // buffer.stages
+        start = self.base + offset_of(self.plan, name, tile)
+        if buffer.stages > 1:
+            start = start + slot * count
+        return cute.make_tensor(start, cute.make_layout((LANES, count), stride=(LANE_STRIDE, 1)))
 
     def lanes(self, name: str, at=0):
         """The buffer ``name`` from column ``at`` on as (lanes, columns) of 32 bits."""
         layout = cute.make_layout((LANES, self.plan.buffer(name).size), stride=(LANE_STRIDE, 1))
         return cute.make_tensor(self.pointer(name) + at, layout)
 
-    def accumulator(self, name: str, tiled_mma):
-        """The buffer ``name`` as the accumulator of a product."""
+    def accumulator(self, name: str, tiled_mma, slot=0):
+        """A slot of the buffer ``name`` as the accumulator of a product."""
         shape = self.plan.buffer(name).shape
         fragment = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C(shape))
-        return cute.make_tensor(self.pointer(name), fragment.layout)
+        return cute.make_tensor(self.pointer(name, slot), fragment.layout)
 
-    def operand(self, name: str, tiled_mma, dtype):
-        """The buffer ``name`` as operand A of a product."""
+    def operand(self, name: str, tiled_mma, dtype, slot=0):
+        """A slot of the buffer ``name`` as operand A of a product."""
         shape = self.plan.buffer(name).shape
         fragment = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A(shape))
-        return cute.make_tensor(cute.recast_ptr(self.pointer(name), dtype=dtype), fragment.layout)
+        return cute.make_tensor(cute.recast_ptr(self.pointer(name, slot), dtype=dtype), fragment.layout)
 
     def operand_in_halves(self, name: str, tiled_mma, dtype):
         """Operand A of a product, halves of its inner dimension in the buffers ``name0`` and ``name1``."""

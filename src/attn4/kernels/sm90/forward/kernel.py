@@ -50,7 +50,7 @@ class Forward(ForwardKernel):
         output_mma = mma.tiled_product(self.dtype, groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS)
         query, key, value = (self.tile(arena, name) for name in TILES)
         ops = Operands(plan, scores_mma, output_mma, thread, query, key, transposed(value))
-        turn = Turn(next((channel for channel in plan.channels if channel.name == "turn"), None), group)
+        turn = Turn.of(plan, group)
         first_row = mma.first_row(thread)
         softmax = OnlineSoftmax(plan.softmax, scale_log2)
         return Worker(plan, ops, softmax, turn, bounds, (first_row, first_row + 8))
