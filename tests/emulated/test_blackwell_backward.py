@@ -29,7 +29,7 @@ MOST_PRODUCTS = 1_000_000
 """Query-key pairs of a case that the emulator finishes in seconds."""
 
 PLAIN = Case(name="plain", batch=1, seqlen_q=300, seqlen_k=300, heads=1, kv_heads=1, head_dim=128)
-CAUSAL = replace(PLAIN, name="causal", heads=2, causal=True)
+CAUSAL = replace(PLAIN, name="causal", seqlen_q=200, heads=2, causal=True)
 PACKED = Case(
     name="packed",
     heads=2,
@@ -66,17 +66,24 @@ def without_kernel(case):
     return unsupported(problem, machine("sm_100a")) != ()
 
 
+ROUNDED_AWAY = ("one huge key",)
+"""Scores of 1e12: their LSE in float32 is rounded by more than 1e4, so no weight can be told from it."""
+
+
 def is_small(case):
     rows = case.q_shape[-3] * (1 if case.lens_q else case.batch)
     small = rows * case.k_shape[-3] * case.heads <= MOST_PRODUCTS
     return case.launches and small and case.layout in ("contiguous", "bhsd", "sbhd", "fused")
 
 
-@pytest.mark.parametrize("case", [PLAIN, CAUSAL, PACKED], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(PLAIN, marks=pytest.mark.slow), CAUSAL, PACKED], ids=lambda case: case.name
+)
 def test_the_kernels_give_the_gradient_of_attention(case):
     check(case, Adversarial(late=True))
 
 
+@pytest.mark.slow
 def test_a_key_is_summed_over_the_query_heads_of_its_group():
     case = replace(CAUSAL, name="grouped", seqlen_q=130, seqlen_k=200, heads=4, kv_heads=2, head_dim=64)
     check(case, RoundRobin())
@@ -103,4 +110,6 @@ def test_an_incoming_gradient_may_be_expanded():
 def test_every_small_case_of_the_list_is_differentiated_on_an_emulated_b200(case):
     if without_kernel(case):
         pytest.skip("no plan for this backward pass")
+    if case.name in ROUNDED_AWAY:
+        pytest.skip("the LSE of such scores does not give their weights")
     check(case, Random(3))
