@@ -49,7 +49,7 @@ def fake_workspace(rows: int):
     """A contiguous float32 tensor (heads, blocks, ``rows``), which may exceed 2^31 elements."""
     strides = tuple(cute.sym_int64(divisibility=rows) for _ in range(2))
     shape = (cute.sym_int(), cute.sym_int(), rows)
-    return cute.runtime.make_fake_tensor(Float32, shape, stride=(*strides, 1), assumed_align=128)
+    return cute.runtime.make_fake_tensor(Float32, shape, stride=(*strides, 1), assumed_align=16)
 
 
 def compile_plan(plan):
@@ -79,7 +79,7 @@ def compile_plan(plan):
     the forward pass gives them; tensors of rows have a last stride of 1, other strides that are multiples of
     8 elements (0 too, but for dq, dk, dv), and begin at 16 bytes. minus_lse, minus_delta and dq_sum are the
     kernels' own memory: uninitialised float32, contiguous, of the shapes that `attn4.plan.workspace` gives,
-    from a multiple of 128 bytes on, which the next call on the same stream may use again. No size is 0.
+    from a multiple of 16 bytes on, which the next call on the same stream may use again. No size is 0.
     """
     if plan.cta_group != 1:
         raise NotImplementedError("no kernel for groups of CTAs is built yet; choose a plan with cta_group=1")

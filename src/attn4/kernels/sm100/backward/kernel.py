@@ -123,9 +123,9 @@ class Backward(BackwardKernel):
 
         bounds = self.bounds(scalars)
         tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0])
-        first = first_block(plan, lengths, tile.batch)
         group = lengths.group
         if tile.key_block >= 0:
+            first = first_block(plan, lengths, tile.batch)
             role = plan.role("reduce")
             if warp < role.warps:
                 cute.arch.setmaxregister_increase(role.registers)
