@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from attn4.artifact import artifact_for
 from attn4.artifact.emulated import emulated, load_emulated
 from attn4.plan.plan import Plan
@@ -21,8 +23,11 @@ CTAS = 4
 
 
 def architecture(backend: str | None, arch: str | None) -> str | None:
-    """``arch``, if the emulator is asked for the default."""
-    if arch is not None or backend != "emulator":
+    """``arch``, if the emulator is asked for the default.
+
+    While torch.compile traces, the default stays None: it is that of the block in which the graph runs.
+    """
+    if arch is not None or backend != "emulator" or torch.compiler.is_dynamo_compiling():
         return arch
     device = _device()
     return ARCHITECTURE if device is None else str(device.chip.arch)

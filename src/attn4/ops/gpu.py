@@ -12,16 +12,10 @@ from torch import Tensor
 from attn4.artifact import kernel_for
 from attn4.machine import Machine, machine
 from attn4.ops import emulated, workspace
-from attn4.ops.call import Call
+from attn4.ops.call import NO_VECTORS, Call, Vectors
 from attn4.ops.schedule import check_plan
 from attn4.plan.choose import choose, invalid, runnable
 from attn4.plan.sorting import with_sorted_batches
-
-Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``, and the order of the sequences."""
-
-NO_VECTORS: Vectors = (None, None, None, None, None)
-"""Known by identity: all sequences have the length of their tensor."""
 
 ALIGNMENT_BYTES = 16
 """Copy engines take addresses and strides in multiples of 16 bytes."""
@@ -103,13 +97,13 @@ def prepare(call: Call) -> Launch:
     if wrong:
         raise ValueError(" ".join(wrong))
     on_gpu = call.backend == "gpu"
-    target = machine_of(device) if on_gpu else machine(call.arch or emulated.ARCHITECTURE)
-    missing = runnable(problem, target)
+    where = target(call)
+    missing = runnable(problem, where)
     if missing:
         raise NotImplementedError(" ".join(missing))
     # A kernel reads the lengths of the first sequence before it knows whether there is one.
     idle = call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape
-    plan = None if idle else choose(problem, target)
+    plan = None if idle else choose(problem, where)
     if call.schedule is not None and plan is not None:
         check_plan(call.schedule, plan)
         plan = with_sorted_batches(plan)
@@ -126,6 +120,13 @@ def prepare(call: Call) -> Launch:
         ctas=sm_count(device) if on_gpu else emulated.CTAS,
         scattered=_scattered(call),
     )
+
+
+def target(call: Call) -> Machine:
+    """The machine that a call on a kernel is for: the GPU of the tensors, or what the emulator is to be."""
+    if call.backend == "gpu":
+        return machine_of(call.q.get_device())
+    return machine(call.arch or emulated.ARCHITECTURE)
 
 
 def machine_of(device: int) -> Machine:
