@@ -39,11 +39,11 @@ def _arguments(kind, grad):
     packed = _qkv(9, 4, 8, grad=grad, kv_heads=2)
     padded = _qkv(3, 7, 2, 16, grad=grad)
     return {
-        "dense": (*_qkv(2, 5, 4, 8, grad=grad, kv_heads=2), None, None, None, None, 0.3, 2, 0),
+        "dense": (*_qkv(2, 5, 4, 8, grad=grad, kv_heads=2), None, None, None, None, None, 0.3, 2, 0),
         "float64": _qkv(2, 5, 2, 8, grad=grad, dtype=torch.float64),
         "bfloat16": _qkv(2, 5, 2, 8, grad=grad, dtype=torch.bfloat16),
         "strided": [x.transpose(1, 2) for x in _qkv(2, 4, 5, 8, grad=grad)],
-        "packed": (*packed, CU, CU, None, None, None, None, 0, True, True, None, None, 6, 6),
+        "packed": (*packed, CU, CU, None, None, None, None, None, 0, True, True, None, None, 6, 6),
         "used": (*padded, None, None, None, USED),
         "no keys": [x[:, :rows] for x, rows in zip(_qkv(2, 5, 2, 8, grad=grad), (5, 0, 0), strict=True)],
     }[kind]

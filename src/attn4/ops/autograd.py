@@ -1,4 +1,4 @@
-"""The gradient of attention: what is saved for it and how it is taken, the same for eager calls and operators."""
+"""The gradient of attention: what is saved for it and how it is taken, by eager calls and operators alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attn4.ops.operands import Operands
 from attn4.ops.prepared import compute, compute_gradient
 from attn4.ops.watched import transformed, watched
 
-_TENSORS = 7
-"""Operands that are tensors: q, k, v and the lengths."""
+_TENSORS = Operands._fields.index("softmax_scale")
+"""How many of the operands are tensors; they come first."""
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -97,11 +97,12 @@ def _watched(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options
     """A call on tensors that are more than numbers: PyTorch says what becomes of it."""
     check_options(options)
     operands = _operands(q, k, v, vectors, options)
-    check_shapes(operands)
-    if watched(q, k, v):
-        return _finish(torch.ops.attn4.forward(*operands), operands, options, out)
     if records_gradient(q, k, v):
         check_gradient(operands)
+    else:
+        check_shapes(operands)
+    if watched(q, k, v):
+        return _finish(torch.ops.attn4.forward(*operands), operands, options, out)
     result = Attention.apply(*operands._replace(return_lse=True))  # type: ignore[no-untyped-call]
     return _finish(result, operands, options, out)
 

@@ -15,8 +15,13 @@ from attn4.plan.plan import Plan
 ARCHITECTURE = "sm_90a"
 """What runs outside of a device block: the only architecture that has kernels."""
 
-OUTPUTS = {"attention": slice(3, 5), "sort_batches": slice(0, 1)}
-"""Which arguments a kernel writes: out and LSE; the order."""
+OUTPUTS = {
+    ("attention", "forward"): slice(3, 5),
+    ("attention", "backward"): slice(7, 13),
+    ("sort_batches", "forward"): slice(0, 1),
+}
+"""Which arguments a kernel writes before anything reads them: out and LSE; the gradients and what leads to
+them; the order."""
 
 CTAS = 4
 """How many multiprocessors a kernel is told of there: enough to deal tiles to, few enough to be quick."""
@@ -46,7 +51,7 @@ def emulated_kernel(plan: Plan) -> Callable[..., None]:
         device = _device()
         if device is not None:
             device.roles.update(dict.fromkeys((k.name for k in artifact.description.kernels), roles))
-            _poison(device, arguments[OUTPUTS[plan.kernel]])
+            _poison(device, arguments[OUTPUTS[plan.kernel, plan.direction]])
             if plan.schedule.persistent:
                 # The last argument is how many CTAs a persistent grid has.
                 arguments = (*arguments[:-1], device.chip.sms)

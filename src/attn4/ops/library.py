@@ -20,9 +20,10 @@ from attn4.reference.dense import accumulation_dtype
 _OPERANDS = """\
 Tensor q, Tensor k, Tensor v, \
 Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, \
+Tensor? batch_order=None, \
 float? softmax_scale=None, SymInt? window_left=None, SymInt? window_right=None, \
 bool deterministic=False, bool return_lse=True, str? backend=None, str? arch=None, \
-SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None"""
+SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, str? schedule=None"""
 
 FORWARD = f"({_OPERANDS}) -> (Tensor, Tensor)"
 """Out and LSE; see ``Operands`` and ``compute``."""

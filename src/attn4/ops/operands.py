@@ -10,6 +10,7 @@ from attn4.mask import Mask
 from attn4.ops.call import NO_VECTORS, Options, Vectors
 from attn4.ops.check import window_of
 from attn4.ops.emulated import architecture
+from attn4.ops.schedule import MadeFor
 from attn4.reference import Lengths
 
 
@@ -17,7 +18,8 @@ class Operands(NamedTuple):
     """The arguments of ``attn4::forward``, unchecked; names and meaning as in ``flash_attn_varlen_func``.
 
     ``causal`` has gone into the window bounds, of which None is no limit. ``return_lse``: whether the second
-    result holds the LSE, or no elements.
+    result holds the LSE, or no elements. ``batch_order`` and ``schedule`` are scheduler metadata: its tensor,
+    and the ``text`` of what it was made for.
     """
 
     q: Tensor
@@ -27,6 +29,7 @@ class Operands(NamedTuple):
     cu_seqlens_k: Tensor | None = None
     seqused_q: Tensor | None = None
     seqused_k: Tensor | None = None
+    batch_order: Tensor | None = None
     softmax_scale: float | None = None
     window_left: int | None = None
     window_right: int | None = None
@@ -36,6 +39,7 @@ class Operands(NamedTuple):
     arch: str | None = None
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
+    schedule: str | None = None
 
     @classmethod
     def of(
@@ -57,12 +61,13 @@ class Operands(NamedTuple):
             options.arch,
             options.max_seqlen_q,
             options.max_seqlen_k,
+            None if options.schedule is None else options.schedule.text,
         )
 
     @property
     def vectors(self) -> Vectors:
-        """The length tensors."""
-        found = self[3:7]
+        """The length tensors and the order."""
+        found = self[3:8]
         return NO_VECTORS if all(x is None for x in found) else found
 
     @property
@@ -78,7 +83,7 @@ class Operands(NamedTuple):
     @property
     def settings(self) -> tuple[float | int | str | None, ...]:
         """All that is not a tensor, in order."""
-        return self[7:]
+        return self[8:]
 
     def options(self) -> Options:
         """The keywords of the public functions that mean the same."""
@@ -91,4 +96,5 @@ class Operands(NamedTuple):
             arch=architecture(self.backend, self.arch),
             max_seqlen_q=self.max_seqlen_q,
             max_seqlen_k=self.max_seqlen_k,
+            schedule=None if self.schedule is None else MadeFor.of(self.schedule),
         )
