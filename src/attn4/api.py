@@ -25,10 +25,10 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from attn4.ops.call import NO_VECTORS
 from attn4.ops.check import refuse
 from attn4.ops.dispatch import attend
 from attn4.ops.emulated import architecture
-from attn4.ops.gpu import NO_VECTORS
 from attn4.ops.schedule import SchedulerMetadata, parts
 from attn4.ops.sort_batches import Request, make
 from attn4.plan.explain import explain

@@ -14,6 +14,12 @@ from attn4.reference import Lengths
 
 Backend = Literal["gpu", "emulator", "reference"]
 
+Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``, and the order of the sequences."""
+
+NO_VECTORS: Vectors = (None, None, None, None, None)
+"""Known by identity: all sequences have the length of their tensor."""
+
 
 class Options(NamedTuple):
     """The keyword arguments as the user gave them, unchecked; hashable if they are legal."""

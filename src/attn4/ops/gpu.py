@@ -12,16 +12,11 @@ from torch import Tensor
 from attn4.artifact import kernel_for
 from attn4.machine import Machine, machine
 from attn4.ops import emulated, workspace
-from attn4.ops.call import Call
+from attn4.ops.call import NO_VECTORS, Call, Vectors
 from attn4.ops.schedule import check_plan
 from attn4.plan.choose import choose, invalid, runnable
+from attn4.plan.plan import Plan
 from attn4.plan.sorting import with_sorted_batches
-
-Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``, and the order of the sequences."""
-
-NO_VECTORS: Vectors = (None, None, None, None, None)
-"""Known by identity: all sequences have the length of their tensor."""
 
 ALIGNMENT_BYTES = 16
 """Copy engines take addresses and strides in multiples of 16 bytes."""
@@ -73,8 +68,8 @@ class Launch:
                 if x is not None:
                     addresses |= x.data_ptr()
         if self.scattered or addresses % ALIGNMENT_BYTES:
-            q, k, v = _movable(q), _movable(k), _movable(v)
-            vectors = _movable_vectors(vectors)
+            q, k, v = movable(q), movable(k), movable(v)
+            vectors = movable_vectors(vectors)
         self.kernel(
             q,
             k,
@@ -103,19 +98,18 @@ def prepare(call: Call) -> Launch:
     if wrong:
         raise ValueError(" ".join(wrong))
     on_gpu = call.backend == "gpu"
-    target = machine_of(device) if on_gpu else machine(call.arch or emulated.ARCHITECTURE)
-    missing = runnable(problem, target)
+    where = target(call)
+    missing = runnable(problem, where)
     if missing:
         raise NotImplementedError(" ".join(missing))
     # A kernel reads the lengths of the first sequence before it knows whether there is one.
     idle = call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape
-    plan = None if idle else choose(problem, target)
+    plan = None if idle else choose(problem, where)
     if call.schedule is not None and plan is not None:
         check_plan(call.schedule, plan)
         plan = with_sorted_batches(plan)
-    load = kernel_for if on_gpu else emulated.emulated_kernel
     return Launch(
-        kernel=None if plan is None else load(plan),
+        kernel=None if plan is None else loader(call)(plan),
         device=device,
         out_like=call.q.new_empty(1).expand(call.out_shape),
         lse_like=call.q.new_empty(1, dtype=torch.float32).expand(call.lse_shape) if call.return_lse else None,
@@ -126,6 +120,18 @@ def prepare(call: Call) -> Launch:
         ctas=sm_count(device) if on_gpu else emulated.CTAS,
         scattered=_scattered(call),
     )
+
+
+def target(call: Call) -> Machine:
+    """The machine that a call on a kernel is for: the GPU of the tensors, or what the emulator is to be."""
+    if call.backend == "gpu":
+        return machine_of(call.q.get_device())
+    return machine(call.arch or emulated.ARCHITECTURE)
+
+
+def loader(call: Call) -> Callable[[Plan], Callable[..., None]]:
+    """What makes a kernel of a plan, for where the call runs."""
+    return kernel_for if call.backend == "gpu" else emulated.emulated_kernel
 
 
 def machine_of(device: int) -> Machine:
@@ -163,14 +169,15 @@ def _uneven(x: Tensor) -> bool:
     return any(stride * x.element_size() % ALIGNMENT_BYTES for stride in x.stride()[:-1])
 
 
-def _movable(x: Tensor) -> Tensor:
+def movable(x: Tensor) -> Tensor:
     """``x`` itself, or a contiguous copy where the copy engine could not take it."""
-    if _uneven(x) or x.data_ptr() % ALIGNMENT_BYTES:
+    if x.stride(-1) != 1 or _uneven(x) or x.data_ptr() % ALIGNMENT_BYTES:
         return x.clone(memory_format=torch.contiguous_format)
     return x
 
 
-def _movable_vectors(vectors: Vectors) -> Vectors:
+def movable_vectors(vectors: Vectors) -> Vectors:
+    """The length tensors, those that a kernel could not read as copies."""
     cu_q, cu_k, used_q, used_k, order = vectors
     return (
         _movable_vector(cu_q),

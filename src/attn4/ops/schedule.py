@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,8 @@ class MadeFor:
     """Which calls an order of sequences was made for.
 
     ``lengths`` are the names of the tensors of lengths. ``target`` is the architecture, or "reference".
-    ``tile`` is (queries, keys, heads packed) of the plan, None for the reference.
+    ``tile`` is (queries, keys, heads packed) of the plan, None for the reference. ``text`` says it all in a
+    string, as an operator of torch.library takes no other value that is not a number or a tensor.
     """
 
     batch: int
@@ -30,6 +32,18 @@ class MadeFor:
     device: str
     target: str
     tile: tuple[int, int, int] | None
+    text: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        mask = [self.mask.left, self.mask.right]
+        text = json.dumps([self.batch, mask, self.lengths, self.device, self.target, self.tile])
+        object.__setattr__(self, "text", text)
+
+    @classmethod
+    def of(cls, text: str) -> MadeFor:
+        """What has this ``text``."""
+        batch, mask, lengths, device, target, tile = json.loads(text)
+        return cls(batch, Mask(*mask), tuple(lengths), device, target, None if tile is None else tuple(tile))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

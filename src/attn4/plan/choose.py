@@ -79,10 +79,10 @@ def unsupported(problem: Problem, machine: Machine) -> tuple[str, ...]:
 def runnable(problem: Problem, machine: Machine) -> tuple[str, ...]:
     """Why ``problem`` does not run on ``machine`` today: no plan, or no kernel for it; empty if it does."""
     reasons = unsupported(problem, machine)
-    if not reasons and problem.direction == "backward":
+    if not reasons and problem.direction == "backward" and problem.deterministic:
         reasons = (
-            f"The backward pass on {machine.chip} ({machine.name}) has plans, but its kernels are not built "
-            f"yet. Call it without gradients, or {REFERENCE}.",
+            f"The deterministic backward pass on {machine.chip} ({machine.name}) has plans, but its kernels "
+            f"are not built yet. Use deterministic=False, or {REFERENCE}.",
         )
     return reasons
 
