@@ -85,6 +85,8 @@ CHOSEN = (
     "full 256 40x300",
     "dim 192,128 causal",
     "used queries and keys",
+    "descending causal",
+    "outliers full",
 )
 
 
