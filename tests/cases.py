@@ -93,6 +93,16 @@ def _sizes() -> Iterable[Case]:
             batch=1,
             **MASKS[mask],
         )
+    for seqlen_q, mask in itertools.product((255, 256, 257, 320), ("full", "causal")):
+        # Around the two query tiles of a CTA on Blackwell.
+        yield Case(
+            name=f"size {seqlen_q}x{seqlen_q + 64} {mask} 128",
+            head_dim=128,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_q + 64,
+            batch=1,
+            **MASKS[mask],
+        )
 
 
 def _heads() -> Iterable[Case]:
@@ -126,16 +136,24 @@ def _heads() -> Iterable[Case]:
         )
 
 
+HARD = (
+    *("negative", "very negative", "uniform", "huge", "outliers", "spike"),
+    *("ascending", "descending"),
+)
+"""Values of ``case_inputs`` for which a running maximum, a mask or a rescale is easily wrong."""
+
+
 def _values() -> Iterable[Case]:
-    for values, mask in itertools.product(("negative", "uniform", "huge", "ascending"), ("full", "causal")):
-        yield Case(
-            name=f"{values} {mask}",
-            values=values,
-            head_dim=128,
-            seqlen_q=200,
-            seqlen_k=449,
-            **MASKS[mask],
-        )
+    for values, mask in itertools.product(HARD, ("full", "causal")):
+        for tiles, seqlen_q in (("", 200), (", one tile", 70)):
+            yield Case(
+                name=f"{values} {mask}{tiles}",
+                values=values,
+                head_dim=128,
+                seqlen_q=seqlen_q,
+                seqlen_k=449,
+                **MASKS[mask],
+            )
     for dtype in ("bfloat16", "float16"):
         yield Case(
             name=f"masked first tile, negative, {dtype}",

@@ -11,13 +11,12 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-import attn4.emulator
 from attn4.artifact.key import toolchain
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.plan.plan import SoftmaxPlan
 from cases import CASES
 from emulated.forward_kernel import Case, attend
-from judge import eager, judge, oracle
+from emulated.judged import attended
 from problem_case import Case as ProblemCase
 
 pytestmark = [
@@ -112,18 +111,9 @@ CHOSEN = (
     "full 256 40x300",
     "dim 192,128 causal",
     "used queries and keys",
+    "descending causal",
+    "outliers full",
 )
-
-
-def attended(case, arch):
-    """The public function on the emulated device ``arch``, judged; the device."""
-    inputs = case.inputs("cpu")
-    with attn4.emulator.device(arch, schedule="random", seed=3, sms=2, hazards=True) as gpu:
-        result = case.run(inputs, backend="emulator")
-    out, lse = result if case.lse else (result, None)
-    judge(out, lse, oracle(case, inputs), eager(case, inputs))
-    assert gpu.hazards == []
-    return gpu
 
 
 def is_small(case):
