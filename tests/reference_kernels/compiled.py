@@ -1,7 +1,7 @@
 """Machine code of attn4's forward kernels beside that of flash-attn-4's, compiled in one run; needs no GPU.
 
 ``python -m reference_kernels.compiled docs/results`` writes ``compiled-forward.md`` and ``.json`` there. Each
-kernel is compiled in a process of its own; its time is that process's own, imports not counted.
+package compiles in a process of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,7 @@ from reference_kernels.problem import Problem
 from reference_kernels.runtime import device
 
 ARCH = "sm_100a"
-SECONDS = 280
+SECONDS = 60
 SEQLEN = 1024
 
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
@@ -65,6 +65,7 @@ class Case:
 
 
 CASES = [Case(*dims, causal, kernel) for dims in DIMS for causal in (False, True) for kernel in KERNELS]
+WARM_UP = {kernel: Case(32, 32, True, kernel) for kernel in KERNELS}
 
 
 class NotBuilt(RuntimeError):
@@ -92,50 +93,53 @@ def compile_theirs(case: Case) -> None:
     attend(case.problem, inputs(case.problem))
 
 
-def measured(case: Case) -> dict[str, Any]:
-    """A kernel's figures as JSON. Raises NotBuilt, or whatever a compiler raises."""
-    kept: list[bytes] = []
+def compiled(case: Case) -> dict[str, Any]:
+    """A kernel's figures as JSON, in an open device block. Raises NotBuilt, or whatever a compiler raises."""
+    kept: list[tuple[bytes, str]] = []
     add = type(IN_PROCESS).add
 
     def keep(modules: Any, cubin: bytes, ptx: str) -> None:
-        kept.append(cubin)
+        kept.append((cubin, ptx))
         add(modules, cubin, ptx)
 
-    compile_it: Callable[[Case], None] = compile_own
-    with device(ARCH, RoundRobin(), sms=2, seconds=SECONDS) as gpu:
-        if case.kernel.startswith("attn4"):
-            import attn4.kernels  # noqa: F401  its import is not counted as time
-        else:
-            import flash_attn.cute  # noqa: F401
-
-            compile_it = compile_theirs
-        with patch.object(type(IN_PROCESS), "add", keep), patch.object(Grid, "run", lambda _: None):
-            started = time.process_time()
-            compile_it(case)
-            seconds = time.process_time() - started
-        clusters = [grid.launch.cluster for grid in gpu.grids]
-    cubin = max(kept, key=len)
-    pairs = any(cluster[0] * cluster[1] > 1 for cluster in clusters) or case.kernel == f"attn4 {PAIRS}"
+    compile_it = compile_own if case.kernel.startswith("attn4") else compile_theirs
+    with patch.object(type(IN_PROCESS), "add", keep), patch.object(Grid, "run", lambda _: None):
+        started = time.process_time()
+        compile_it(case)
+        seconds = time.process_time() - started
+    cubin, ptx = max(kept, key=lambda made: len(made[0]))
+    pairs = "cta_group::2" in ptx
     if case.kernel.endswith(PAIRS) != pairs:
         raise NotBuilt("two CTAs" if pairs else "one CTA")
-    return {"case": asdict(case), "name": case.name, "seconds": round(seconds, 2)} | asdict(read_cubin(cubin))
+    return {"seconds": round(seconds, 2)} | asdict(read_cubin(cubin))
 
 
-def in_a_process(case: Case) -> dict[str, Any]:
-    """`measured` in a process of its own; a row with "status" where there is no kernel."""
+def rows_of(kernel: str, only: str) -> Iterator[dict[str, Any]]:
+    """All cases of a kernel in this process, one of them compiled before the first is timed."""
+    cases = [case for case in CASES if case.kernel == kernel and only in case.name]
+    with device(ARCH, RoundRobin(), sms=2, seconds=SECONDS):
+        if not kernel.startswith("attn4"):
+            import flash_attn.cute  # noqa: F401
+        for number, case in enumerate([WARM_UP[kernel], *cases]):
+            row = {"case": asdict(case), "name": case.name}
+            try:
+                row |= compiled(case)
+            except Exception as error:  # noqa: BLE001  a row says what became of it
+                text = str(error).strip().splitlines() or [""]
+                row["status"] = f"{type(error).__name__}: {text[0]}"
+            if number:
+                yield row
+
+
+def in_a_process(kernel: str, only: str) -> list[dict[str, Any]]:
+    """`rows_of` in a process of its own, for the reference reads its environment once."""
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    environment |= {} if case.kernel.endswith(PAIRS) else SINGLE_CTA
+    environment |= {} if kernel.endswith(PAIRS) else SINGLE_CTA
     command = [sys.executable, "-W", "ignore", "-m", "reference_kernels.compiled"]
-    command += ["--number", str(CASES.index(case))]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no text"])[-1]
-        return {"case": asdict(case), "name": case.name, "status": last}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    command += ["--kernel", kernel, "--only", only]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def loops(row: dict[str, Any], role: str) -> list[dict[str, Any]]:
@@ -201,9 +205,9 @@ Compiled, not run: issue slots that a warp takes for one step of 128 keys, every
 read from the machine code of `{arch}` (`attn4 explain --compiled` reads one kernel). A thread of
 softmax has a row of 128 scores; a packed instruction does two of them in one slot. `registers` are
 those of softmax, correction and mma after setmaxnreg, `stack` the loads and stores of the stack in
-the whole kernel, `seconds` CPU time to compile on one core, imports apart. A masked step of attn4
-takes all exponentials from MUFU, so that what is masked is an exact 0; `-`: no loop of its own.
-bfloat16, batch 1, 2 heads, {seqlen} queries and keys, LSE written.
+the whole kernel, `seconds` CPU time to compile on one core, in a process that has compiled another
+before. A masked step of attn4 takes all exponentials from MUFU, so that what is masked is an exact
+0; `-`: no loop of its own. bfloat16, batch 1, 2 heads, {seqlen} queries and keys, LSE written.
 
 {date}: attn4 {attn4}, flash-attn-4 {theirs}, CuTe DSL {dsl}. Made by `{command}`.
 """
@@ -237,17 +241,16 @@ def _installed(package: str) -> bool:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m reference_kernels.compiled", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="where to write (default: print the page)")
-    parser.add_argument("--number", type=int, help="one kernel alone, as JSON: its number in CASES")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--kernel", choices=KERNELS, help="one kernel's cases alone, a line of JSON for each")
     given = parser.parse_args(arguments)
-    if given.number is not None:
-        print(json.dumps(measured(CASES[given.number])))
+    if given.kernel is not None:
+        for row in rows_of(given.kernel, given.only):
+            print(json.dumps(row), flush=True)
         return 0
-    rows = []
-    for case in CASES:
-        if given.only in case.name:
-            rows.append(in_a_process(case))
-            print(f"{case.name}, {case.kernel}: {rows[-1].get('status', 'compiled')}", file=sys.stderr)
+    found = [row for kernel in KERNELS for row in in_a_process(kernel, given.only)]
+    order = [(case.name, case.kernel) for case in CASES]
+    rows = sorted(found, key=lambda row: order.index((row["name"], row["case"]["kernel"])))
     page = document(rows)
     if given.folder is None:
         print(page, end="")

@@ -120,13 +120,18 @@ class RowSoftmax(Fixed):
         """Of the probabilities."""
         return cutlass.BFloat16 if self.plan.dtype == "bfloat16" else cutlass.Float16
 
-    def add_up(self, scores):
-        """Add the row's probabilities, two chains of pairs."""
-        chains = [(self.row_sum[0], Float32(0.0)), (scores[0], scores[1])]
-        for pair in range(1, self.plan.tile_n // 2):
-            value = (scores[2 * pair], scores[2 * pair + 1])
-            chains[pair % 2] = cute.arch.add_packed_f32x2(chains[pair % 2], value, ftz=True)
-        low, high = cute.arch.add_packed_f32x2(*chains, ftz=True)
+    def add_up(self, sums, scores, first: int):
+        """Add the ``PIECE`` probabilities from ``first`` on to ``sums``, two chains of pairs or none yet."""
+        sums = sums or [(self.row_sum[0], Float32(0.0)), None]
+        for column in range(first, first + PIECE, 2):
+            value, chain = (scores[column], scores[column + 1]), column // 2 % 2
+            before = sums[chain]
+            sums[chain] = cute.arch.add_packed_f32x2(before, value, ftz=True) if before else value
+        return sums
+
+    def keep_sum(self, sums):
+        """Fold both chains into the row's sum."""
+        low, high = cute.arch.add_packed_f32x2(*sums, ftz=True)
         self.row_sum[0] = low + high
 
 
@@ -178,8 +183,12 @@ def step(row, tile, block: Int32, ends, masked: cutlass.Constexpr[bool]):
     offset = row.take_turn(-(known(row.row_max[0], masked) * row.scale[0]))
     columns = row.tensor.columns("probabilities", row.index, slot)
     early = row.plan.tile_n - row.plan.late_keys
+    sums = None
     for piece in cutlass.range_constexpr(0, row.plan.tile_n, PIECE):
         row.exponentiate(scores, columns, offset, piece, masked)
+        if cutlass.const_expr(piece > 0):
+            # A piece late: so ptxas moves fewest registers about.
+            sums = row.add_up(sums, scores, piece - PIECE)
         if cutlass.const_expr(piece + PIECE == row.plan.tile_n):
             row.turn.give()
         if cutlass.const_expr(piece + PIECE == early):
@@ -188,7 +197,7 @@ def step(row, tile, block: Int32, ends, masked: cutlass.Constexpr[bool]):
         hand_over(ends.late)
         ends.late.advance()
     ends.probabilities.advance()
-    row.add_up(scores)
+    row.keep_sum(row.add_up(sums, scores, row.plan.tile_n - PIECE))
     return ends
 
 
