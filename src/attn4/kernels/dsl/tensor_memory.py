@@ -7,9 +7,9 @@ moves consecutive columns of lane t (PTX ISA, tcgen05.ld and tcgen05.st, shape .
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32
-from cutlass._mlir.dialects import nvvm
-from cutlass.cute.nvgpu import tcgen05
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 from attn4.kernels.dsl.carried import Fixed
@@ -17,8 +17,15 @@ from attn4.kernels.dsl.smem import offset_of
 
 LANES = 128
 COLUMNS = 512
-LANE_STRIDE = 1 << 16
+LOG2_WARP = 5
+LOG2_LANE_STRIDE = 16
+LANE_STRIDE = 1 << LOG2_LANE_STRIDE
 """An address is lane << 16 | column."""
+
+TENSOR_MEMORY = 6
+"""The address space of PTX that LLVM gives this number."""
+
+SHAPE = nvvm.Tcgen05LdStShape.SHAPE_32X32B
 
 
 class TensorArena(Fixed):
@@ -88,30 +95,31 @@ class TensorArena(Fixed):
         return cute.make_tensor(cute.recast_ptr(self.pointer(f"{name}0"), dtype=dtype), layout)
 
 
-def load(columns, first: int, registers, thread):
-    """Start to read columns from ``first`` on of this thread's lane into float32 ``registers``."""
-    _move(tcgen05.copy.Ld32x32bOp, columns, first, registers, thread)
+@dsl_user_op
+def load(columns, first: int, registers, thread, *, loc=None, ip=None):
+    """Start to read columns from ``first`` on of this thread's lane into float32 ``registers``.
 
-
-def store(registers, columns, first: int, thread):
-    """Start to write float32 ``registers`` to consecutive columns from ``first`` on of this thread's lane."""
-    _move(tcgen05.copy.St32x32bOp, columns, first, registers, thread)
-
-
-def _move(operation, columns, first: int, registers, thread):
+    As one operation, where a partitioned copy takes the compiler ten times as long for the same instruction.
+    """
     count = cute.size(registers)
-    atom = cute.make_copy_atom(operation(tcgen05.copy.Repetition(count)), Float32)
-    tile = cute.make_tensor(
-        columns.iterator + first, cute.make_layout((LANES, count), stride=(LANE_STRIDE, 1))
-    )
-    tiled = tcgen05.make_tmem_copy(atom, tile)
-    mine = tiled.get_slice(thread)
-    if operation is tcgen05.copy.Ld32x32bOp:
-        source = mine.partition_S(tile)
-        cute.copy(tiled, source, cute.make_tensor(registers.iterator, mine.partition_D(tile).shape))
-    else:
-        target = mine.partition_D(tile)
-        cute.copy(tiled, cute.make_tensor(registers.iterator, mine.partition_S(tile).shape), target)
+    kind = ir.VectorType.get([count], Int32.mlir_type)
+    read = nvvm.tcgen05_ld(kind, SHAPE, _address(columns, first, thread), loc=loc, ip=ip)
+    words = cute.recast_tensor(registers, Int32)
+    words.store(cute.TensorSSA(read, words.shape, Int32), loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store(registers, columns, first: int, thread, *, loc=None, ip=None):
+    """Start to write float32 ``registers`` to consecutive columns from ``first`` on of this thread's lane."""
+    words = cute.recast_tensor(registers, Int32).load(loc=loc, ip=ip)
+    nvvm.tcgen05_st(SHAPE, _address(columns, first, thread), words.ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
+
+
+def _address(columns, first: int, thread):
+    """Column ``first`` of the first lane that the thread's warp reaches."""
+    lanes = (thread >> LOG2_WARP) << (LOG2_WARP + LOG2_LANE_STRIDE)
+    address = columns.iterator.toint() + (lanes + first)
+    return llvm.inttoptr(llvm.PointerType.get(TENSOR_MEMORY), address.ir_value())
 
 
 wait_loads = cute.arch.fence_view_async_tmem_load
