@@ -11,6 +11,9 @@ from case_inputs import Inputs
 from judge import eager, judge, oracle
 from problem_case import Case
 
+MOST_PRODUCTS = 3_000_000
+"""Query-key pairs of a case that the emulator finishes in seconds."""
+
 
 def attended(
     case: Case,
@@ -35,3 +38,9 @@ def attended(
         judge(out, lse, oracle(case, given, torch.float64), eager(case, given, torch.float32))
     assert gpu.hazards == []
     return gpu
+
+
+def is_small(case: Case) -> bool:
+    """Whether the emulator finishes it in seconds, once its kernel is there."""
+    rows = case.q_shape[-3] * (1 if case.lens_q else case.batch)
+    return case.launches and rows * case.k_shape[-3] * case.heads <= MOST_PRODUCTS

@@ -16,7 +16,7 @@ from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.plan.plan import SoftmaxPlan
 from cases import CASES
 from emulated.forward_kernel import Case, attend
-from emulated.judged import attended
+from emulated.judged import attended, is_small
 from problem_case import Case as ProblemCase
 
 pytestmark = [
@@ -29,8 +29,7 @@ BFLOAT16_ERROR = 2.5e-3
 LSE_ERROR = 1e-5
 POLYNOMIAL_ERROR = 8.8e-5
 """Largest relative error of the degree-3 polynomial, and so of a sum of such terms."""
-MOST_PRODUCTS = 3_000_000
-"""Query-key pairs of a case that the emulator finishes in seconds."""
+
 
 CAUSAL = Case(128, "causal", 300, 300, heads=2, kv_heads=1, ctas=1, arch="sm_100a")
 FULL = Case(128, "full", 260, 390, ctas=1, arch="sm_100a")
@@ -114,11 +113,6 @@ CHOSEN = (
     "descending causal",
     "outliers full",
 )
-
-
-def is_small(case):
-    rows = case.q_shape[-3] * (1 if case.lens_q else case.batch)
-    return case.launches and rows * case.k_shape[-3] * case.heads <= MOST_PRODUCTS
 
 
 @pytest.mark.parametrize("name", CHOSEN)
