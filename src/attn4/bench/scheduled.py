@@ -33,7 +33,7 @@ def under(schedule: str, case: Case, inputs: Inputs) -> Callable[[Inputs], Tenso
     call = checked(inputs.q, inputs.k, inputs.v, Lengths(cu_seqlens_q=cu, cu_seqlens_k=cu), options)
     machine = gpu.machine_of(inputs.q.get_device())
     plan = alternatives(choose(call.problem(), machine))[schedule]
-    launch = replace(gpu.prepare(call), kernel=kernel_for(plan), dynamic=plan.schedule.dynamic)
+    launch = replace(gpu.prepare(call), kernel=kernel_for(plan), counted=plan.schedule.counted)
     order = metadata(case, inputs).batch_order if plan.schedule.sorted_batches else None
 
     def attend(x: Inputs) -> Tensor:
