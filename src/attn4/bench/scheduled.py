@@ -12,7 +12,7 @@ from attn4.artifact import kernel_for
 from attn4.bench.cases import Case
 from attn4.bench.inputs import Inputs
 from attn4.ops import gpu
-from attn4.ops.call import Options
+from attn4.ops.call import NO_VECTORS, Options
 from attn4.ops.check import checked
 from attn4.ops.schedule import SchedulerMetadata
 from attn4.plan.choose import choose
@@ -37,7 +37,7 @@ def under(schedule: str, case: Case, inputs: Inputs) -> Callable[[Inputs], Tenso
     order = metadata(case, inputs).batch_order if plan.schedule.sorted_batches else None
 
     def attend(x: Inputs) -> Tensor:
-        vectors = (x.cu_seqlens, x.cu_seqlens, None, None, order) if case.packed else gpu.NO_VECTORS
+        vectors = (x.cu_seqlens, x.cu_seqlens, None, None, order) if case.packed else NO_VECTORS
         out: Tensor = launch(x.q, x.k, x.v, vectors, None)
         return out
 
