@@ -19,6 +19,7 @@ from attn4.mask import Mask
 from attn4.plan import sm100
 from attn4.plan.channels import validate
 from attn4.plan.choose import choose
+from attn4.plan.launch_control import with_launch_control
 from attn4.plan.plan import Plan
 from attn4.plan.sorting import sorting_plan, with_sorted_batches
 from attn4.problem import Problem
@@ -48,6 +49,8 @@ class Case:
     """Whether the pre-pass sorts the sequences."""
     options: tuple[tuple[str, Any], ...] = ()
     """Of ``attn4.plan.sm100.forward``, which builds the plan if there are any."""
+    takes_over: bool = False
+    """Whether tiles come by cluster launch control; ``ctas`` does not matter then."""
 
     @property
     def packed(self) -> bool:
@@ -75,6 +78,7 @@ def artifact(case: Case) -> Artifact:
         plan = sm100.forward(problem, target, **dict(case.options))
         validate(plan, target)
     plan = replace(plan, **dict(case.changes))
+    plan = with_launch_control(plan) if case.takes_over else plan
     return artifact_for(with_sorted_batches(plan) if case.sorted else plan)
 
 
@@ -116,7 +120,7 @@ def attend(case: Case, schedule: Schedule, *, sms: int = 4, seed: int = 0, hazar
     lse = torch.full((case.heads, rows_q) if case.packed else (1, case.heads, rows_q), torch.nan)
     found = artifact(case)
     plan = plan_from_json(found.description.plan)
-    counter = torch.zeros(2, dtype=torch.int32) if plan.schedule.dynamic else None
+    counter = torch.zeros(2, dtype=torch.int32) if plan.schedule.counted else None
     lengths = (*map(_starts, (case.lens_q, case.lens_k)), None, None)
     runner = Runner(schedule, Residency(sms=sms), hazards=hazards)
     scale = case.head_dim**-0.5

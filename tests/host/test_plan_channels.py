@@ -12,6 +12,8 @@ from attn4.machine import Machine, machine
 from attn4.mask import Mask
 from attn4.plan.channels import faults, validate
 from attn4.plan.choose import choose
+from attn4.plan.explain import explain
+from attn4.plan.launch_control import with_launch_control
 from attn4.plan.plan import Plan
 from attn4.problem import Problem
 
@@ -213,3 +215,27 @@ def test_a_barrier_buffer_of_another_size_is_refused() -> None:
 
 def test_more_named_barriers_than_the_hardware_has_are_refused() -> None:
     one_fault(changed(PAIR, "channels", "dq_slice", stages=16), B200, "take 16 named barriers; a CTA has 15")
+
+
+def test_launch_control_adds_a_response_that_adds_up() -> None:
+    found = with_launch_control(DYNAMIC)
+    assert faults(found, B200) == ()
+    assert found.channel("response").transaction_bytes == 16
+    assert found.shared_bytes == DYNAMIC.shared_bytes + 16 + 8
+    assert not found.schedule.counted
+    explained = replace(explain(replace(PLAIN, mask=Mask.of(True)), B200), plan=found)
+    assert "one CTA a tile, longest first order, taken over from CTAs that have not started" in str(explained)
+
+
+@pytest.mark.parametrize(
+    ("fields", "arch", "reason"),
+    [
+        ({"mask": Mask.of(True)}, "sm_90a", "no forward pass on Blackwell"),
+        ({"cu_seqlens_q": True}, "sm_100a", "number of tiles of packed sequences"),
+        ({}, "sm_100a", "dealt in advance"),
+        ({"direction": "backward"}, "sm_100a", "no forward pass"),
+    ],
+)
+def test_launch_control_is_refused_where_it_cannot_be(fields: dict[str, Any], arch: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        with_launch_control(choose(replace(PLAIN, **fields), machine(arch)))

@@ -115,7 +115,7 @@ def forward_arguments(plan) -> tuple:
         Int32(0),
         *fake_lengths(plan),
         fake_integers(plan.schedule.sorted_batches),
-        counter if plan.schedule.dynamic else None,
+        counter if plan.schedule.counted else None,
         Int32(1),
     )
 

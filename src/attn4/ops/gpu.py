@@ -46,7 +46,7 @@ class Launch:
     softmax_scale: float
     window_left: int
     window_right: int
-    dynamic: bool
+    counted: bool
     ctas: int
     scattered: bool
 
@@ -80,7 +80,7 @@ class Launch:
             self.window_left,
             self.window_right,
             *vectors,
-            workspace.counter(self.device) if self.dynamic else None,
+            workspace.counter(self.device) if self.counted else None,
             self.ctas,
         )
         return out if lse is None else (out, lse)
@@ -116,7 +116,7 @@ def prepare(call: Call) -> Launch:
         softmax_scale=call.softmax_scale,
         window_left=bound(call.mask.left),
         window_right=bound(call.mask.right),
-        dynamic=plan is not None and plan.schedule.dynamic,
+        counted=plan is not None and plan.schedule.counted,
         ctas=sm_count(device) if on_gpu else emulated.CTAS,
         scattered=_scattered(call),
     )

@@ -283,7 +283,9 @@ def _schedule(e: Explanation) -> Iterable[str]:
     schedule, tiles = e.plan.schedule, e.tiles
     unit = "CTA" if e.plan.cta_group == 1 else "pair of CTAs"
     grid = f"one {unit} a tile" if not schedule.persistent else "persistent CTAs"
-    dealt = "taken from a counter" if schedule.dynamic else "dealt in advance"
+    dealt = "taken from a counter" if schedule.counted else "dealt in advance"
+    if schedule.launch_control:
+        grid, dealt = f"one {unit} a tile", "taken over from CTAs that have not started"
     order = schedule.order.replace("_", " ")
     section = f", in sections of {schedule.section_bytes >> 20} MiB for L2" if schedule.section_bytes else ""
     most = "at most " if _lengths(e.problem) else ""

@@ -75,15 +75,14 @@ def alternatives(plan: Plan) -> dict[str, Plan]:
 
 
 CAUSAL = Mask.of(True)
-DENSE = ((4, 16, 4096), (1, 16, 4096), (1, 16, 16384), (1, 4, 16384), (2, 5, 16384))
+DENSE = ((4, 16, 4096), (1, 16, 4096), (1, 16, 16384), (1, 4, 16384))
 """(batch, heads, length) of the causal rows of the table."""
 
 RAGGED = {
-    "63 x 256, 1 x 16384": (256,) * 63 + (16384,),
-    "1 x 16384, 63 x 256": (16384,) + (256,) * 63,
+    "63 x 256, 16384": (256,) * 63 + (16384,),
     "255 x 64, 8192": (64,) * 255 + (8192,),
     "128, 256, ... 16384": tuple(2**n for n in range(7, 15)),
-    "4096, 1 x 12288": (4096, 12288),
+    "4096, 12288": (4096, 12288),
     "8 x 2048": (2048,) * 8,
 }
 """Lengths of packed batches, in the order in which they are given."""

@@ -75,7 +75,8 @@ class Schedule:
     ``dynamic``: a persistent grid takes tiles from a counter in global memory. ``section_bytes`` bounds
     K and V of the heads worked on together, so that they stay in L2; 0 is no sections. ``sorted_batches``:
     sequences are taken in the order of a map that a pre-pass kernel has made, those with the longest tiles
-    first.
+    first. ``launch_control``: the grid has a CTA a tile, and tiles are those of CTAs that have not started,
+    taken over, instead of a counter's.
     """
 
     order: TileOrder = "linear"
@@ -83,6 +84,12 @@ class Schedule:
     dynamic: bool = False
     section_bytes: int = 0
     sorted_batches: bool = False
+    launch_control: bool = False
+
+    @property
+    def counted(self) -> bool:
+        """Whether tiles come from the counter in global memory."""
+        return self.dynamic and not self.launch_control
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from attn4.kernels.dsl.carried import Carried
+from attn4.kernels.dsl.carried import Carried, Fixed
+from attn4.kernels.dsl.channel import Consumer
 from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
+
+NO_TILE = 2**31 - 1
+"""A tile number past all tiles."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +92,19 @@ class TileOrder(Carried):
         """Whether sequences differ in their number of row blocks."""
         return self.plan.cu_seqlens_q
 
+    @property
+    def total(self):
+        """The number of tiles, where sequences do not differ in theirs."""
+        return self._row_blocks(self.lengths.rows_q) * self.lengths.heads * self.lengths.batch
+
     @cute.jit
     def find(self, number: Int32):
         """The record of tile ``number``; its row block is ``END_OF_WORK`` past the last tile."""
         if cutlass.const_expr(self.ragged):
             return self._find_ragged(number)
         lengths = self.lengths
+        total = self.total
         blocks = self._row_blocks(lengths.rows_q)
-        per_batch = blocks * lengths.heads
-        total = per_batch * lengths.batch
         block, joint = self._within(number, blocks, lengths.heads * lengths.batch, lengths.rows_k)
         batch = joint // lengths.heads
         head = joint - batch * lengths.heads
@@ -183,36 +191,87 @@ class TileOrder(Carried):
         )
 
 
-@cute.jit
-def next_number(plan: cutlass.Constexpr, counter, number: Int32):
-    """The tile number after ``number`` for this CTA; the first is its block index. By one whole warp."""
-    grid = cute.arch.grid_dim()[0]
-    following = number + grid
-    if cutlass.const_expr(plan.schedule.dynamic):
+class Stride(Fixed):
+    """Tiles dealt in advance: each CTA takes every so many, beginning with its block index."""
+
+    def next(self, number):
+        """The tile number after ``number`` for this CTA. By one whole warp, as all of these."""
+        return number + cute.arch.grid_dim()[0]
+
+    def leave(self):
+        """Nothing is left behind."""
+
+
+class Counter(Fixed):
+    """Tiles from a counter in global memory, after the first of each CTA."""
+
+    def __init__(self, counter):
+        self.counter = counter
+
+    @cute.jit
+    def next(self, number: Int32):  # noqa: ARG002 - a stride goes on from it
+        """The next tile that nobody has taken."""
+        grid = cute.arch.grid_dim()[0]
         taken = Int32(0)
         if cute.arch.lane_idx() == 0:
-            taken = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
-        following = grid + cute.arch.shuffle_sync(taken, offset=0)
-    return following
+            taken = cute.arch.atomic_add(self.counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        return grid + cute.arch.shuffle_sync(taken, offset=0)
 
-
-@cute.jit
-def leave(plan: cutlass.Constexpr, counter):
-    """The last CTA to leave zeroes the counter for the next launch. By one whole warp."""
-    if cutlass.const_expr(plan.schedule.dynamic):
+    @cute.jit
+    def leave(self):
+        """The last CTA to leave zeroes the counter for the next launch."""
         if cute.arch.lane_idx() == 0:
-            left = cute.arch.atomic_add(counter.iterator + 1, Int32(1), sem="relaxed", scope="gpu")
+            left = cute.arch.atomic_add(self.counter.iterator + 1, Int32(1), sem="relaxed", scope="gpu")
             if left == cute.arch.grid_dim()[0] - 1:
-                counter[0] = Int32(0)
-                counter[1] = Int32(0)
+                self.counter[0] = Int32(0)
+                self.counter[1] = Int32(0)
+
+
+class TakeOver(Carried):
+    """Tiles of CTAs that have not started, taken over: cluster launch control."""
+
+    carried = ("responses",)
+
+    def __init__(self, ring, response):
+        self.responses = Consumer(ring)
+        self.response = response
+
+    @cute.jit
+    def next(self, number: Int32):  # noqa: ARG002 - a stride goes on from it
+        """The block index of a CTA that will not start any more; past all tiles if all have started.
+
+        Not to be asked again after that (PTX ISA, clusterlaunchcontrol.try_cancel).
+        """
+        ring = self.responses.ring
+        if cute.arch.lane_idx() == 0:
+            barrier = ring.full(self.responses.index)
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, ring.channel.transaction_bytes)
+            cute.arch.issue_clc_query(barrier, self.response, multicast=False)
+        self.responses.wait()
+        first, _, _, cancelled = cute.arch.clc_response(self.response)
+        # The asynchronous proxy writes the next response when all lanes have read this one.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        self.responses.advance()
+        return first if cancelled != 0 else Int32(NO_TILE)
+
+    def leave(self):
+        """Nothing is left behind."""
+
+
+def tile_source(plan, counter, rings, arena):
+    """Where the scheduling role of ``plan`` gets tile numbers from."""
+    if plan.schedule.launch_control:
+        return TakeOver(rings["response"], arena.pointer("response", Int32))
+    return Counter(counter) if plan.schedule.dynamic else Stride()
 
 
 @cute.jit
-def run_schedule(order, plan: cutlass.Constexpr, counter, tile_ring, words):
+def run_schedule(order, source, tile_ring, words):
     """The scheduling role: announce one tile after another, then the end.
 
-    A tile is taken from the counter only once the record is free, that is when the loader is nearly done with
-    the tile before it: whoever is first idle gets the next tile.
+    A tile is taken from its ``source`` only once the record is free, that is when the loader is nearly done
+    with the tile before it: whoever is first idle gets the next tile.
     """
     number = cute.arch.block_idx()[0]
     working = cutlass.Boolean(True)
@@ -226,5 +285,5 @@ def run_schedule(order, plan: cutlass.Constexpr, counter, tile_ring, words):
         working = record.row_block != END_OF_WORK
         if working:
             tile_ring.acquire()
-            number = next_number(plan, counter, number)
-    leave(plan, counter)
+            number = source.next(number)
+    source.leave()

@@ -14,7 +14,7 @@ from attn4.kernels.dsl.channel import Consumer, Producer
 from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.dsl.tensor_memory import TensorArena
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
-from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
+from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule, tile_source
 from attn4.kernels.shared.stream import TileStream
 from attn4.kernels.sm100.forward.correction import Corrector, correct
 from attn4.kernels.sm100.forward.load import load
@@ -80,6 +80,8 @@ class Forward(ForwardKernel):
             *self.atom("out", result, tma.STORE),
         )
         scalars = Scalars(softmax_scale * math.LOG2_E, window_left, window_right)
+        if cutlass.const_expr(plan.schedule.launch_control):
+            ctas = TileOrder(plan, None, lengths).total
         self.kernel(copies, Outputs(out, lse, counter), lengths, scalars).launch(
             grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
         )
@@ -140,7 +142,8 @@ class Forward(ForwardKernel):
         if cutlass.const_expr(plan.schedule.dynamic):
             if warp == plan.role("schedule").first_warp:
                 order = TileOrder(plan, bounds, lengths)
-                run_schedule(order, plan, outputs.counter, Producer(rings["tile"]), words)
+                source = tile_source(plan, outputs.counter, rings, arena)
+                run_schedule(order, source, Producer(rings["tile"]), words)
         cute.arch.sync_threads()
         if warp == multiplying:
             tensor.free()

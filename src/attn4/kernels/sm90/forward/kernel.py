@@ -12,7 +12,7 @@ from attn4.kernels.dsl import math, mma, tma
 from attn4.kernels.dsl.channel import Consumer, Producer, Turn
 from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
-from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
+from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule, tile_source
 from attn4.kernels.shared.softmax import OnlineSoftmax
 from attn4.kernels.shared.stream import TileStream
 from attn4.kernels.sm90.forward.attend import Worker, attend
@@ -125,7 +125,12 @@ class Forward(ForwardKernel):
                 ends = tuple(Producer(rings[name]) for name in TILES)
                 load(stream, lengths.group, self.row_tiles(arena, copies), ends)
             elif warp == scheduling.first_warp:
-                run_schedule(order, plan, outputs.counter, Producer(rings["tile"]), words)
+                run_schedule(
+                    order,
+                    tile_source(plan, outputs.counter, rings, arena),
+                    Producer(rings["tile"]),
+                    words,
+                )
         else:
             cute.arch.setmaxregister_increase(attending.registers)
             worker = self.worker(arena, bounds, scalars.scale_log2)
