@@ -195,7 +195,7 @@ def shared_pieces(layout: Layout, machine: Machine, dynamic: bool) -> tuple[tupl
     out = Piece(name="out", shape=(TILE_ROWS, layout.head_dim_v), dtype=layout.dtype, stages=layout.tiles)
     free = machine.shared_memory - SMALL_BYTES - query.size("shared")
     ring = ring_pieces(layout, free - out.size("shared"))
-    borrowed = sum(piece.stages for piece in ring) < LEAST_SLOTS
+    borrowed = sum(piece.stages for piece in ring if piece.borrows is None) < LEAST_SLOTS
     if borrowed:
         ring = ring_pieces(layout, free)
         out = Piece(name=out.name, shape=out.shape, dtype=out.dtype, stages=out.stages, borrows="query")
@@ -213,7 +213,12 @@ def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
         stages = min(room // key, MOST_STAGES)
         if stages < 2:
             return ()
-        return (Piece(name="key_value", shape=layout.key_shape, dtype=layout.dtype, stages=stages),)
+        slots = Piece(name="key_value", shape=layout.key_shape, dtype=layout.dtype, stages=stages)
+        if layout.key_shape == layout.value_shape:
+            return (slots,)
+        # Of a pair, half of the keys and half of the columns: other shapes of as many bytes.
+        value = layout.value_shape
+        return slots, Piece(name="value", shape=value, dtype=layout.dtype, stages=stages, borrows=slots.name)
     value = stage_size("shared", layout.value_shape, layout.dtype)
     pairs = min(max(room, 0) // (key + value), MOST_STAGES // 2)
     if pairs < 1:
@@ -263,7 +268,7 @@ def forward_channels(
     query = Channel(
         "query", "tma", "query", layout.tiles, "load", readers, 1, len(readers), bytes_of["query"]
     )
-    rings = [name for name in ("key_value", "key", "value") if name in stages]
+    rings = ["key_value"] if layout.one_ring else ["key", "value"]
     channels = [
         query,
         *(Channel(name, "tma", name, stages[name], "load", ("mma",), 1, 1, bytes_of[name]) for name in rings),

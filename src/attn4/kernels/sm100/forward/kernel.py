@@ -11,6 +11,7 @@ from cutlass import Float32, Int32
 from attn4.kernels.dsl import math, tma
 from attn4.kernels.dsl.carried import Bundle
 from attn4.kernels.dsl.channel import Consumer, Producer
+from attn4.kernels.dsl.pair import Pair, launch_shape
 from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.dsl.tensor_memory import TensorArena
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
@@ -81,7 +82,10 @@ class Forward(ForwardKernel):
         )
         scalars = Scalars(softmax_scale * math.LOG2_E, window_left, window_right)
         self.kernel(copies, Outputs(out, lse, counter), lengths, scalars).launch(
-            grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+            **launch_shape(ctas, plan.cta_group),
+            block=[plan.threads, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=1,
         )
 
     @cute.kernel
@@ -90,7 +94,8 @@ class Forward(ForwardKernel):
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         arena = Arena(plan)
-        rings = arena.rings()
+        pair = Pair(plan.cta_group)
+        rings = arena.rings(pair)
         tensor = TensorArena(plan, arena.pointer("tensor_address", Int32))
         multiplying = plan.role("mma").first_warp
         if warp == multiplying:
@@ -99,7 +104,7 @@ class Forward(ForwardKernel):
                     ring.initialise()
             cute.arch.mbarrier_init_fence()
             tensor.allocate()
-        cute.arch.sync_threads()
+        pair.synchronise()
         tensor.open()
 
         bounds = self.bounds(scalars)
@@ -123,7 +128,7 @@ class Forward(ForwardKernel):
             correct(self.stream(place), corrector, self.correction_ends(rings))
         if warp >= multiplying:
             cute.arch.setmaxregister_decrease(plan.role("mma").registers)
-        if warp == multiplying:
+        if pair.leads(warp == multiplying):
             shared = (
                 self.tile(arena, "query"),
                 self.tile(arena, "key"),
@@ -136,12 +141,12 @@ class Forward(ForwardKernel):
             store(self.stream(place), out, self.store_ends(rings))
         if warp == plan.role("load").first_warp:
             ends = Bundle(**self.tile_ends(rings, Producer))
-            load(self.stream(place), lengths.group, self.row_tiles(arena, copies), ends)
+            load(self.stream(place), lengths.group, self.row_tiles(arena, copies, pair.rank), ends)
         if cutlass.const_expr(plan.schedule.dynamic):
             if warp == plan.role("schedule").first_warp:
                 order = TileOrder(plan, bounds, lengths)
                 run_schedule(order, plan, outputs.counter, Producer(rings["tile"]), words)
-        cute.arch.sync_threads()
+        pair.synchronise()
         if warp == multiplying:
             tensor.free()
 
