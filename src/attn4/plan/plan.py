@@ -164,7 +164,7 @@ class Plan:
 
     @property
     def may_lack_keys(self) -> bool:
-        """Whether a tile may see no key. Not in a pair, where both CTAs take equally many steps, all of them."""
+        """Whether a tile may see no key; not in a pair (`plan/channels.py`)."""
         return self.cta_group == 1
 
     @property

@@ -7,7 +7,6 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from attn4.kernels.dsl.carried import Carried, Fixed
-from attn4.kernels.dsl.pair import LEADER
 
 
 class Ring(Fixed):
@@ -87,15 +86,9 @@ class Producer(End):
         """Announce the bytes that the copies into the acquired slot will report, of a pair those of both; by
         one warp.
         """
-        if cutlass.const_expr(self.ring.pair.size == 1):
-            self._announce()
-        elif self.ring.pair.rank == LEADER:
-            self._announce()
-
-    @cute.jit
-    def _announce(self):
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.barrier, self.ring.channel.transaction_bytes)
+        if self.ring.pair.leads(True):
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(self.barrier, self.ring.channel.transaction_bytes)
 
     def send(self, rows, tiles, index):
         """Copy tile ``index`` of ``rows`` into the next free slot; by one warp."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass._mlir.dialects import nvvm
 
 from attn4.kernels.dsl import tcgen05
 from attn4.kernels.dsl.carried import Fixed
@@ -36,10 +35,9 @@ class Pair(Fixed):
 
     def arrive(self, barrier):
         """Arrive at the leader's ``barrier``; by one thread."""
-        if self.size == 1:
-            cute.arch.mbarrier_arrive(barrier)
-        else:
-            cute.arch.mbarrier_arrive(barrier, LEADER, scope=nvvm.MemScopeKind.CLUSTER)
+        # Not in the scope of the cluster, which is a MEMBAR before every arrival: what these hand over is
+        # tensor memory, ordered by tcgen05.fence.
+        cute.arch.mbarrier_arrive(barrier, LEADER if self.size > 1 else None)
 
     def commit(self, barrier):
         """Arrive at every CTA's ``barrier`` when this thread's products are complete; by one thread."""

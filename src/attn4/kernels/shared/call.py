@@ -84,10 +84,11 @@ class ForwardKernel(TileKernel):
         """The copies of Q, K and V into their slots, by CTA ``rank`` of its group."""
         query, key, value = (self.tile(arena, name) for name in ("query", "key", "value"))
         pack, bounded = self.plan.pack_gqa, self.bounded_keys
+        keys, columns = (self.plan.cta_group, rank, 0), (1, 0, rank)
         return (
             tma.RowTiles(copies.query, copies.query_rows, query, pack=pack),
-            tma.RowTiles(copies.key, copies.key_rows, key, bounded=bounded, share=(self.plan.cta_group, rank, 0)),
-            tma.RowTiles(copies.value, copies.value_rows, value, bounded=bounded, share=(1, 0, rank)),
+            tma.RowTiles(copies.key, copies.key_rows, key, bounded=bounded, share=keys),
+            tma.RowTiles(copies.value, copies.value_rows, value, bounded=bounded, share=columns),
         )
 
     def bounds(self, scalars: Scalars) -> Bounds:
