@@ -239,8 +239,8 @@ def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
         if layout.key_shape == layout.value_shape:
             return (slots,)
         # Of a pair, half of the keys and half of the columns: other shapes of as many bytes.
-        value = layout.value_shape
-        return slots, Piece(name="value", shape=value, dtype=layout.dtype, stages=stages, borrows=slots.name)
+        half = layout.value_shape
+        return slots, Piece(name="value", shape=half, dtype=layout.dtype, stages=stages, borrows=slots.name)
     value = stage_size("shared", layout.value_shape, layout.dtype)
     pairs = min(max(room, 0) // (key + value), MOST_STAGES // 2)
     if pairs < 1:
