@@ -61,8 +61,8 @@ def compile_plan(plan):
         q, k, v, out, lse, softmax_scale, window_left, window_right,
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, batch_order, counter, ctas
 
-    where ``ctas`` is how many CTAs are launched at most (of pairs an odd one stays out, and one pair there is in
-    any case), backward plans
+    where ``ctas`` is how many CTAs are launched at most (of pairs an odd one stays out, but one pair there
+    is), backward plans
 
         q, k, v, out, dout, lse, dlse, dq, dk, dv, minus_lse, minus_delta, dq_sum,
         softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
