@@ -21,9 +21,11 @@ B200 = machine("B200")
 H200 = machine("H200")
 
 PLAIN = Problem(batch=2, seqlen_q=4096, seqlen_k=4096, heads=8, kv_heads=8, head_dim=128, head_dim_v=128)
-FORWARD = choose(PLAIN, B200)
+FORWARD = choose(PLAIN, B200, cta_group=1)
+FORWARD_PAIR = choose(PLAIN, B200, cta_group=2)
 DYNAMIC = choose(replace(PLAIN, mask=Mask.of(True)), B200)
-UNEQUAL = choose(replace(PLAIN, head_dim=192), B200)
+UNEQUAL = choose(replace(PLAIN, head_dim=192), B200, cta_group=1)
+UNEQUAL_PAIR = choose(replace(PLAIN, head_dim=192), B200, cta_group=2)
 SINGLE = choose(replace(PLAIN, direction="backward"), B200, cta_group=1)
 PAIR = choose(replace(PLAIN, direction="backward"), B200, cta_group=2)
 HOPPER = choose(PLAIN, H200)
@@ -48,7 +50,16 @@ def one_fault(plan: Plan, where: Machine, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "where"),
-    [(FORWARD, B200), (DYNAMIC, B200), (UNEQUAL, B200), (SINGLE, B200), (PAIR, B200), (HOPPER, H200)],
+    [
+        (FORWARD, B200),
+        (FORWARD_PAIR, B200),
+        (UNEQUAL_PAIR, B200),
+        (DYNAMIC, B200),
+        (UNEQUAL, B200),
+        (SINGLE, B200),
+        (PAIR, B200),
+        (HOPPER, H200),
+    ],
 )
 def test_chosen_plans_have_no_fault(plan: Plan, where: Machine) -> None:
     assert faults(plan, where) == ()
@@ -93,6 +104,21 @@ def test_chosen_plans_have_no_fault(plan: Plan, where: Machine) -> None:
             "softmax0 4 + softmax1 4 + correction 4 + mma 1 + store 1 + load 1 warps = 15",
         ),
         (UNEQUAL, "query", {"empty_arrivals": 1}, "empty_arrivals is 1, but mma 1 + store 1 warps = 2"),
+        (
+            FORWARD_PAIR,
+            "probabilities0_last",
+            {"full_arrivals": 4},
+            "full_arrivals is 4, but (softmax0 4 warps) x 2 CTAs = 8",
+        ),
+        (FORWARD_PAIR, "row_stats0", {"full_arrivals": 8}, "full_arrivals is 8, but softmax0 4 warps = 4"),
+        (FORWARD_PAIR, "scores1", {"full_arrivals": 2}, "full_arrivals is 2, but one commit = 1"),
+        (
+            UNEQUAL_PAIR,
+            "value",
+            {"transaction_bytes": 16384},
+            "a stage of value is 128 x 64 bfloat16 = 16384 bytes, x 2 CTAs = 32768",
+        ),
+        (UNEQUAL_PAIR, "query", {"empty_arrivals": 3}, "empty_arrivals is 3, but mma 1 + store 1 warps = 2"),
         (PAIR, "dscores", {"full_arrivals": 8}, "full_arrivals is 8, but (compute 8 warps) x 2 CTAs = 16"),
         (PAIR, "dq", {"empty_arrivals": 4}, "empty_arrivals is 4, but (reduce 4 warps) x 2 CTAs = 8"),
         (
@@ -109,6 +135,23 @@ def test_a_wrong_count_is_refused_with_its_arithmetic(
     plan: Plan, channel: str, fields: dict[str, Any], text: str
 ) -> None:
     one_fault(changed(plan, "channels", channel, **fields), B200, text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"mask": "causal"}, "the causal mask"),
+        ({"seqused_k": True}, "seqused_k"),
+        (
+            {"schedule": replace(FORWARD_PAIR.schedule, dynamic=True)},
+            "a schedule that each CTA takes for itself",
+        ),
+    ],
+)
+def test_a_pair_whose_ctas_may_take_other_steps_is_refused(fields: dict[str, Any], cause: str) -> None:
+    one_fault(
+        replace(FORWARD_PAIR, **fields), B200, f"the same steps, one at least, but {cause} may give others"
+    )
 
 
 def test_a_wrong_count_on_hopper_is_refused_with_its_arithmetic() -> None:

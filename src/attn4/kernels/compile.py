@@ -61,7 +61,8 @@ def compile_plan(plan):
         q, k, v, out, lse, softmax_scale, window_left, window_right,
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, batch_order, counter, ctas
 
-    backward plans
+    where ``ctas`` is how many CTAs are launched at most (of pairs an odd one stays out, but one pair there
+    is), backward plans
 
         q, k, v, out, dout, lse, dlse, dq, dk, dv, minus_lse, minus_delta, dq_sum,
         softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
@@ -81,8 +82,8 @@ def compile_plan(plan):
     kernels' own memory: uninitialised float32, contiguous, of the shapes that `attn4.plan.workspace` gives,
     from a multiple of 16 bytes on, which the next call on the same stream may use again. No size is 0.
     """
-    if plan.cta_group != 1:
-        raise NotImplementedError("no kernel for groups of CTAs is built yet; choose a plan with cta_group=1")
+    if plan.cta_group != 1 and plan.direction != "forward":
+        raise NotImplementedError("no backward kernel for groups of CTAs is built yet; choose cta_group=1")
     if plan.kernel == "sort_batches":
         kernel, arguments = SortBatches, (fake_integers(True), *[Int32(0)] * 4, *fake_lengths(plan))
     elif plan.direction == "forward":

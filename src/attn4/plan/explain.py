@@ -9,7 +9,7 @@ from typing import Any
 from attn4.machine import Machine
 from attn4.machine import machine as machine_named
 from attn4.mask import Mask
-from attn4.plan.choose import choose, runnable, unsupported
+from attn4.plan.choose import choose, cta_groups, runnable, unsupported
 from attn4.plan.feeds import UNITS, Feeds, Step, feeds
 from attn4.plan.layout import padded
 from attn4.plan.makespan import MOST_TILES, Makespan, alternatives, makespan
@@ -152,8 +152,10 @@ def _makespans(problem: Problem, machine: Machine, plan: Plan, tiles: Tiles) -> 
 def _steps(problem: Problem, machine: Machine, plan: Plan | None, cta_group: int | None) -> list[Step]:
     if problem.direction == "backward":
         groups: Sequence[int] = machine.cta_groups
+    elif plan is None:
+        groups = (cta_group or 1,)
     else:
-        groups = (plan.cta_group if plan is not None else cta_group or 1,)
+        groups = sorted(cta_groups(problem, machine))
     steps = [
         Step(
             tile_m=REFERENCE_TILE,

@@ -164,6 +164,16 @@ class Plan:
         """The channel of that name."""
         return next(channel for channel in self.channels if channel.name == name)
 
+    def crosses(self, channel: Channel) -> bool:
+        """Whether ``channel`` connects the CTAs of a pair: one of its roles is only the leader's."""
+        names = (channel.producer, *channel.consumers)
+        return any(role.leader_only for role in self.roles if role.name in names)
+
+    @property
+    def may_lack_keys(self) -> bool:
+        """Whether a tile may see no key; not in a pair (`plan/channels.py`)."""
+        return self.cta_group == 1
+
     @property
     def row_tile(self) -> int:
         """Query rows of a tile of the tensor core."""

@@ -39,7 +39,16 @@ MOST_STAGES = 10
 """Deeper K/V rings hide no more latency: 10 slots of 16 KB are 160 KB in flight."""
 
 LEAST_SLOTS = 3
-"""Two slots are read by products in flight, one is filled: with fewer the output borrows Q's storage."""
+"""Two slots are read by products in flight, one is filled: with fewer the output borrows Q's storage.
+
+So it does with a ring of one slot, which nothing could fill while products read it.
+"""
+
+PAIRED_HEAD_DIMS = ((128, 128), (192, 128))
+"""Those of K and of V for which pairs of CTAs are the default in full attention."""
+
+MANY_BLOCKS = 16
+"""Row blocks of a head from which on the half pair that an odd number wastes is at most 6% of them."""
 
 SECTION_BYTES = 50 * 2**20
 """K and V of the heads that are worked on together: well inside L2."""
@@ -133,6 +142,18 @@ def forward(
     )
 
 
+def pairs_pay(problem: Problem) -> bool:
+    """Whether full attention over several row blocks is better off in pairs of CTAs.
+
+    At these head dimensions products read shared memory for 3/4 of the time that they take, or more, and
+    copies come on top; a pair halves the bytes of K and V, and has twice as many slots. Below, exponentials
+    bind. An odd number of row blocks leaves half a pair without work: worth it if that is little.
+    """
+    blocks = -(-problem.seqlen_q // (2 * TILE_ROWS))
+    dims = padded(problem.head_dim), padded(problem.head_dim_v)
+    return dims in PAIRED_HEAD_DIMS and (blocks % 2 == 0 or blocks >= MANY_BLOCKS)
+
+
 def packed_heads(problem: Problem) -> int:
     """Query heads that share a tile: those of a group, where tiles of one head would be half empty.
 
@@ -195,7 +216,8 @@ def shared_pieces(layout: Layout, machine: Machine, dynamic: bool) -> tuple[tupl
     out = Piece(name="out", shape=(TILE_ROWS, layout.head_dim_v), dtype=layout.dtype, stages=layout.tiles)
     free = machine.shared_memory - SMALL_BYTES - query.size("shared")
     ring = ring_pieces(layout, free - out.size("shared"))
-    borrowed = sum(piece.stages for piece in ring) < LEAST_SLOTS
+    slots = [piece.stages for piece in ring if piece.borrows is None]
+    borrowed = sum(slots) < LEAST_SLOTS or (layout.cta_group == 2 and min(slots) < 2)
     if borrowed:
         ring = ring_pieces(layout, free)
         out = Piece(name=out.name, shape=out.shape, dtype=out.dtype, stages=out.stages, borrows="query")
@@ -213,7 +235,12 @@ def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
         stages = min(room // key, MOST_STAGES)
         if stages < 2:
             return ()
-        return (Piece(name="key_value", shape=layout.key_shape, dtype=layout.dtype, stages=stages),)
+        slots = Piece(name="key_value", shape=layout.key_shape, dtype=layout.dtype, stages=stages)
+        if layout.key_shape == layout.value_shape:
+            return (slots,)
+        # Of a pair, half of the keys and half of the columns: other shapes of as many bytes.
+        half = layout.value_shape
+        return slots, Piece(name="value", shape=half, dtype=layout.dtype, stages=stages, borrows=slots.name)
     value = stage_size("shared", layout.value_shape, layout.dtype)
     pairs = min(max(room, 0) // (key + value), MOST_STAGES // 2)
     if pairs < 1:
@@ -263,7 +290,7 @@ def forward_channels(
     query = Channel(
         "query", "tma", "query", layout.tiles, "load", readers, 1, len(readers), bytes_of["query"]
     )
-    rings = [name for name in ("key_value", "key", "value") if name in stages]
+    rings = ["key_value"] if layout.one_ring else ["key", "value"]
     channels = [
         query,
         *(Channel(name, "tma", name, stages[name], "load", ("mma",), 1, 1, bytes_of[name]) for name in rings),

@@ -36,9 +36,14 @@ class TensorArena(Fixed):
         self.address = address
         self.base = None
 
+    @property
+    def paired(self) -> bool:
+        """Whether both CTAs of a pair take and give back together."""
+        return self.plan.cta_group == 2
+
     def allocate(self):
         """Take all columns; by one warp, before ``open``."""
-        cute.arch.alloc_tmem(COLUMNS, self.address)
+        cute.arch.alloc_tmem(COLUMNS, self.address, self.paired)
 
     def open(self):
         """Learn where the columns are; by every thread, after a barrier behind ``allocate``."""
@@ -46,8 +51,8 @@ class TensorArena(Fixed):
 
     def free(self):
         """Give the columns back; by the warp that took them, when nothing uses them any more."""
-        cute.arch.relinquish_tmem_alloc_permit()
-        cute.arch.dealloc_tmem(self.base, COLUMNS)
+        cute.arch.relinquish_tmem_alloc_permit(self.paired)
+        cute.arch.dealloc_tmem(self.base, COLUMNS, self.paired)
 
     def pointer(self, name: str, slot=0):
         """Start of a slot of the buffer ``name``."""
@@ -72,15 +77,13 @@ class TensorArena(Fixed):
         return cute.make_tensor(self.pointer(name) + at, layout)
 
     def accumulator(self, name: str, tiled_mma, slot=0):
-        """A slot of the buffer ``name`` as the accumulator of a product."""
-        shape = self.plan.buffer(name).shape
-        fragment = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C(shape))
+        """A slot of the buffer ``name`` as the accumulator of a product, this CTA's rows of it."""
+        fragment = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C(self._shape(name)))
         return cute.make_tensor(self.pointer(name, slot), fragment.layout)
 
     def operand(self, name: str, tiled_mma, dtype, slot=0):
-        """A slot of the buffer ``name`` as operand A of a product."""
-        shape = self.plan.buffer(name).shape
-        fragment = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A(shape))
+        """A slot of the buffer ``name`` as operand A of a product, this CTA's rows of it."""
+        fragment = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A(self._shape(name)))
         return cute.make_tensor(cute.recast_ptr(self.pointer(name, slot), dtype=dtype), fragment.layout)
 
     def operand_in_halves(self, name: str, tiled_mma, dtype):
@@ -93,6 +96,11 @@ class TensorArena(Fixed):
         steps = (cute.size(whole, mode=[2]) // 2, 2)
         layout = cute.make_layout((*whole.shape[:2], steps), stride=(element, group, (step, distance)))
         return cute.make_tensor(cute.recast_ptr(self.pointer(f"{name}0"), dtype=dtype), layout)
+
+    def _shape(self, name: str):
+        """Rows of all CTAs, and columns."""
+        rows, columns = self.plan.buffer(name).shape
+        return rows * self.plan.cta_group, columns
 
 
 @dsl_user_op

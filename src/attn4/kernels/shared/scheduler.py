@@ -117,7 +117,9 @@ class TileOrder(Carried):
         return self.lengths.batch_order[cutlass.min(place, self.lengths.batch)]
 
     def _row_blocks(self, rows):
-        return (rows * self.plan.pack_gqa + self.plan.tile_m - 1) // self.plan.tile_m
+        """Row blocks of a head. A pair takes two that follow each other; the last may be past the end."""
+        together = self.plan.tile_m * self.plan.cta_group
+        return (rows * self.plan.pack_gqa + together - 1) // together * self.plan.cta_group
 
     @cute.jit
     def _within(self, number: Int32, blocks: Int32, heads: Int32, rows_k: Int32):
@@ -175,7 +177,9 @@ class TileOrder(Carried):
     @cute.jit
     def _record(self, block: Int32, head: Int32, batch: Int32, valid):
         item = sequence(self.lengths, batch)
-        n_begin, n_end = self.bounds.visited(block, item.q_len, item.k_len)
+        # The CTAs of a pair take the same steps: those of the first.
+        first = block // self.plan.cta_group * self.plan.cta_group
+        n_begin, n_end = self.bounds.visited(first, item.q_len, item.k_len)
         block = block if valid else Int32(END_OF_WORK)
         return TileRecord(
             block,

@@ -130,7 +130,7 @@ def correct(stream, corrector, ends):
                     ends = allow(ends, i)
             for i in cutlass.range_constexpr(plan.query_tiles):
                 ends = finish(corrector, tile, ends, i)
-        else:
+        elif cutlass.const_expr(plan.may_lack_keys):
             for i in cutlass.range_constexpr(plan.query_tiles):
                 if cutlass.const_expr(plan.output_in_query):
                     ends.query.wait()

@@ -11,6 +11,7 @@ from cutlass import Float32, Int32
 from attn4.kernels.dsl import math, tma
 from attn4.kernels.dsl.carried import Bundle
 from attn4.kernels.dsl.channel import Consumer, Producer
+from attn4.kernels.dsl.pair import Pair, launch_shape
 from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.dsl.tensor_memory import TensorArena
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
@@ -83,7 +84,10 @@ class Forward(ForwardKernel):
         if cutlass.const_expr(plan.schedule.launch_control):
             ctas = TileOrder(plan, None, lengths).total
         self.kernel(copies, Outputs(out, lse, counter), lengths, scalars).launch(
-            grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+            **launch_shape(ctas, plan.cta_group),
+            block=[plan.threads, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=1,
         )
 
     @cute.kernel
@@ -92,7 +96,8 @@ class Forward(ForwardKernel):
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         arena = Arena(plan)
-        rings = arena.rings()
+        pair = Pair(plan.cta_group)
+        rings = arena.rings(pair)
         tensor = TensorArena(plan, arena.pointer("tensor_address", Int32))
         multiplying = plan.role("mma").first_warp
         if warp == multiplying:
@@ -101,7 +106,7 @@ class Forward(ForwardKernel):
                     ring.initialise()
             cute.arch.mbarrier_init_fence()
             tensor.allocate()
-        cute.arch.sync_threads()
+        pair.synchronise()
         tensor.open()
 
         bounds = self.bounds(scalars)
@@ -125,7 +130,7 @@ class Forward(ForwardKernel):
             correct(self.stream(place), corrector, self.correction_ends(rings))
         if warp >= multiplying:
             cute.arch.setmaxregister_decrease(plan.role("mma").registers)
-        if warp == multiplying:
+        if pair.leads(warp == multiplying):
             shared = (
                 self.tile(arena, "query"),
                 self.tile(arena, "key"),
@@ -138,13 +143,13 @@ class Forward(ForwardKernel):
             store(self.stream(place), out, self.store_ends(rings))
         if warp == plan.role("load").first_warp:
             ends = Bundle(**self.tile_ends(rings, Producer))
-            load(self.stream(place), lengths.group, self.row_tiles(arena, copies), ends)
+            load(self.stream(place), lengths.group, self.row_tiles(arena, copies, pair.rank), ends)
         if cutlass.const_expr(plan.schedule.dynamic):
             if warp == plan.role("schedule").first_warp:
                 order = TileOrder(plan, bounds, lengths)
                 source = tile_source(plan, outputs.counter, rings, arena)
                 run_schedule(order, source, Producer(rings["tile"]), words)
-        cute.arch.sync_threads()
+        pair.synchronise()
         if warp == multiplying:
             tensor.free()
 

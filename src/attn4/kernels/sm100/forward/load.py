@@ -48,12 +48,16 @@ def load(stream, group: Int32, row_tiles, ends):
             ends = send(ends, "value", value, values, tile.n_begin)
         else:
             stream = release_tile(stream)
-            if cutlass.const_expr(plan.output_in_query):
+            if cutlass.const_expr(plan.output_in_query and plan.may_lack_keys):
                 for _ in cutlass.range_constexpr(plan.query_tiles):
                     ends.query.acquire()
                     ends.query.skip()
                     ends.query.advance()
         stream, tile = hold_tile(stream)
+    if cutlass.const_expr(plan.cta_group > 1):
+        # The leader's commits still arrive here.
+        for name in ends.carried:
+            getattr(ends, name).drain()
 
 
 @cute.jit

@@ -22,16 +22,13 @@ class Products(Fixed):
     def __init__(self, plan, dtype, shared, tensor):
         self.plan = plan
         query, key, value_t = shared
-        self.scores_mma = tcgen05.tiled_product(
-            dtype, (plan.row_tile, plan.tile_n), tcgen05.K_MAJOR, tcgen05.SHARED
-        )
-        self.output_mma = tcgen05.tiled_product(
-            dtype, (plan.row_tile, plan.head_dim_v), tcgen05.MN_MAJOR, tcgen05.TENSOR
-        )
-        scores, output = self.scores_mma.get_slice(0), self.output_mma.get_slice(0)
-        self.query = scores.make_fragment_A(scores.partition_A(query))
-        self.key = scores.make_fragment_B(scores.partition_B(key))
-        self.value = output.make_fragment_B(output.partition_B(value_t))
+        scores = (dtype, (plan.row_tile, plan.tile_n), tcgen05.K_MAJOR, tcgen05.SHARED)
+        output = (dtype, (plan.row_tile, plan.head_dim_v), tcgen05.MN_MAJOR, tcgen05.TENSOR)
+        self.scores_mma, mine = tcgen05.shared_product(*scores, plan.cta_group)
+        self.query = self.scores_mma.make_fragment_A(mine.partition_A(query))
+        self.key = self.scores_mma.make_fragment_B(mine.partition_B(key))
+        self.output_mma, mine = tcgen05.shared_product(*output, plan.cta_group)
+        self.value = self.output_mma.make_fragment_B(mine.partition_B(value_t))
         tiles = range(plan.query_tiles)
         self.output = [tensor.accumulator(f"output{i}", self.output_mma) for i in tiles]
         self.dtype = dtype
@@ -79,7 +76,7 @@ def multiply(stream, products, ends):
                 accumulate = cutlass.Boolean(True)
             for i in cutlass.range_constexpr(plan.query_tiles):
                 ends.query.release(i)
-        elif cutlass.const_expr(plan.output_in_query):
+        elif cutlass.const_expr(plan.output_in_query and plan.may_lack_keys):
             for _ in cutlass.range_constexpr(plan.query_tiles):
                 ends.query.wait()
                 ends.query.arrive()
