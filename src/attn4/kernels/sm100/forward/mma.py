@@ -10,7 +10,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from attn4.kernels.dsl import tcgen05, tensor_memory
+from attn4.kernels.dsl import math, tcgen05, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
@@ -36,9 +36,9 @@ class Products(Fixed):
 
     def start_scores(self, tile: int, slot, key_slot):
         """Issue S = Q K^T of a query tile into one of its score slots."""
-        # A sign that is never set: descriptors of Q that looked the same in every step would be kept in
-        # registers, 64 bits for each instruction, and spilled.
-        query_slot = tile + (key_slot >> 31)
+        # Descriptors that looked the same in every step would be kept in registers, 64 bits for each
+        # instruction, and spilled.
+        query_slot = tile + math.zero_of(key_slot)
         operands = self.query[None, None, None, query_slot], self.key[None, None, None, key_slot]
         steps = (self.plan.head_dim // tcgen05.STEP,)
         scores = self.tensor.accumulator(f"scores{tile}", self.scores_mma, slot)
@@ -122,6 +122,8 @@ def step(products, ends, accumulate, more: cutlass.Constexpr[bool]):
     """O += P V of this step and, if there are ``more``, S in its place, of every query tile."""
     plan = products.plan
     value_slot = ends.ring("value").wait()
+    if cutlass.const_expr(ends.ring("value").ring.channel.stages == 1):
+        value_slot += math.zero_of(ends.ring("value").phase)
     ends.ring("value").advance()
     key_slot = value_slot
     for i in cutlass.range_constexpr(plan.query_tiles):
