@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attn4.artifact import Artifact, artifact_for
+from attn4.artifact import artifact_for
 from attn4.artifact.emulated import emulated, load_emulated
 from attn4.emulator.grid import Grid, Residency
 from attn4.emulator.hazards.findings import Hazard
@@ -26,9 +26,10 @@ UNBOUNDED = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the kernels gave, and the grids that ran: statistics, gradients, dQ rounded."""
+    """What the kernels gave, dQ as float32 sums (heads, blocks, elements) too, and the grids that ran."""
 
     gradients: Gradients
+    dq_sum: Tensor
     grids: tuple[Grid, ...]
 
     @property
@@ -36,9 +37,10 @@ class Run:
         return [finding for grid in self.grids for finding in grid.findings]
 
 
-def backward_plan(case: Case, arch: str = "sm_100a") -> Plan:
+def backward_plan(case: Case, deterministic: bool = False) -> Plan:
     """The plan of single CTAs."""
-    return choose(replace(case.problem(), direction="backward"), machine(arch), cta_group=1)
+    problem = replace(case.problem(), direction="backward", deterministic=deterministic)
+    return choose(problem, machine("sm_100a"), cta_group=1)
 
 
 def differentiate(
@@ -48,11 +50,11 @@ def differentiate(
     schedule: Schedule,
     *,
     hazards: bool = True,
-    arch: str = "sm_100a",
-    artifact: Artifact | None = None,
+    deterministic: bool = False,
+    sms: int = 2,
 ) -> Run:
     """One backward pass under ``schedule``; what is not written stays NaN."""
-    plan = backward_plan(case, arch)
+    plan = backward_plan(case, deterministic)
     heads, rows = inputs.q.shape[-2], inputs.q.shape[-3]
     lengths = [
         inputs.lengths.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
@@ -61,10 +63,10 @@ def differentiate(
     room = workspace(plan, batch, heads, rows)
     own = [torch.full(shape, torch.nan) for shape in (room.row_stats, room.row_stats, room.dq_sum)]
     gradients = _unwritten(inputs.q), _unwritten(inputs.k), _unwritten(inputs.v)
-    runner = Runner(schedule, Residency(sms=2), hazards=hazards)
+    runner = Runner(schedule, Residency(sms=sms), hazards=hazards)
     bounds = [UNBOUNDED if bound is None else bound for bound in (case.mask.left, case.mask.right)]
     with emulated(runner):
-        kernel = load_emulated(artifact_for(plan) if artifact is None else artifact)
+        kernel = load_emulated(artifact_for(plan))
         kernel(
             *(inputs.q, inputs.k, inputs.v, given.out, given.dout, given.lse, given.dlse),
             *gradients,
@@ -73,7 +75,7 @@ def differentiate(
             *bounds,
             *lengths,
         )
-    return Run(gradients, tuple(runner.grids))
+    return Run(gradients, own[2][..., : plan.tile_m * plan.head_dim], tuple(runner.grids))
 
 
 def _unwritten(x: Tensor) -> Tensor:

@@ -36,10 +36,10 @@ PACKED = Case(
     kv_heads=1,
     head_dim=64,
     causal=True,
-    lens_q=(100, 0, 140, 3),
-    lens_k=(130, 5, 0, 200),
-    used_q=(50, 0, 140, 3),
-    used_k=(130, 5, 0, 129),
+    lens_q=(100, 0, 40, 3),
+    lens_k=(130, 5, 0, 90),
+    used_q=(50, 0, 40, 3),
+    used_k=(130, 5, 0, 70),
     tail=7,
 )
 SCHEDULES = {
@@ -50,11 +50,12 @@ SCHEDULES = {
 }
 
 
-def check(case, schedule, **changes):
+def check(case, schedule, dout=None, **options):
     """The kernel's gradients under ``schedule``, judged."""
     inputs = case.inputs("cpu")
-    given = replace(incoming(case, inputs), **changes)
-    run = differentiate(case, inputs, given, schedule)
+    given = incoming(case, inputs)
+    given = given if dout is None else replace(given, dout=dout)
+    run = differentiate(case, inputs, given, schedule, **options)
     judge_gradients(run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given))
     assert run.findings == []
     return run
@@ -97,6 +98,47 @@ def test_every_interleaving_gives_the_same_dk_and_dv_without_a_hazard(schedule):
     found = check(CAUSAL, SCHEDULES[schedule]())
     for x, y in zip(expected.gradients[1:], found.gradients[1:], strict=True):
         assert torch.equal(x.view(torch.int16), y.view(torch.int16))
+
+
+RESIDENT = Case(
+    name="resident", batch=1, seqlen_q=128, seqlen_k=500, heads=1, kv_heads=1, head_dim=32, lse=False
+)
+"""Four tiles of keys, which add to one block of dQ at the same time."""
+
+
+def sums(deterministic, seeds):
+    """The bits of the sums of dQ under random schedules, all CTAs resident."""
+    inputs = RESIDENT.inputs("cpu")
+    given = incoming(RESIDENT, inputs)
+    found = []
+    for seed in seeds:
+        run = differentiate(
+            RESIDENT, inputs, given, Random(seed), deterministic=deterministic, sms=8, hazards=seed == 0
+        )
+        assert run.findings == []
+        found.append(run.dq_sum.view(torch.int32))
+    return found
+
+
+@pytest.mark.slow
+def test_deterministic_sums_have_the_same_bits_under_every_schedule():
+    first, *others = sums(True, range(20))
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.slow
+def test_other_sums_differ_under_the_same_schedules():
+    first, *others = sums(False, range(20))
+    assert any(not torch.equal(first, other) for other in others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mask", [{}, {"causal": True}, {"window": (100, 30)}], ids=["full", "causal", "window"]
+)
+def test_a_grid_of_which_only_one_cta_is_resident_comes_to_its_end(mask):
+    case = replace(RESIDENT, seqlen_q=400, kv_heads=1, heads=2, **mask)
+    check(case, RoundRobin(), deterministic=True, sms=1)
 
 
 @pytest.mark.slow

@@ -234,10 +234,11 @@ def test_a_pair_needs_each_operand_twice_but_half_of_the_reductions() -> None:
     assert pair.role("mma").leader_only
 
 
-def test_shortest_tiles_come_first_only_where_sums_wait_for_each_other() -> None:
-    causal = replace(PLAIN, direction="backward", mask=Mask.of(True))
-    assert choose(causal, B200).schedule.order == "linear"
-    assert choose(replace(causal, deterministic=True), B200).schedule.order == "shortest_first"
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.kind)
+def test_shortest_tiles_come_first_only_where_sums_wait_for_each_other(mask: Mask) -> None:
+    problem = replace(PLAIN, direction="backward", mask=mask)
+    assert choose(problem, B200).schedule.order == "linear"
+    assert choose(replace(problem, deterministic=True), B200).schedule.order == "shortest_first"
 
 
 def test_only_a_machine_with_scarce_exponentials_takes_the_polynomial() -> None:

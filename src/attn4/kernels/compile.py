@@ -12,6 +12,7 @@ from attn4.kernels.shared.sort_batches import SortBatches
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
 from attn4.kernels.sm100.backward.kernel import Backward as BlackwellBackward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
+from attn4.plan.workspace import block_elements
 
 BACKWARD = {"sm_100a": BlackwellBackward, "sm_103a": BlackwellBackward}
 FORWARD = {"sm_90a": HopperForward, "sm_100a": BlackwellForward, "sm_103a": BlackwellForward}
@@ -123,8 +124,6 @@ def forward_arguments(plan) -> tuple:
 
 def backward_arguments(plan) -> tuple:
     """Fake arguments of backward kernels."""
-    if plan.deterministic:
-        raise NotImplementedError("no deterministic backward kernel is built yet; choose deterministic=False")
     dtype = DTYPES[plan.dtype]
     queries, keys, rank = plan.cu_seqlens_q, plan.cu_seqlens_k, 2 if plan.cu_seqlens_q else 3
     return (
@@ -140,7 +139,7 @@ def backward_arguments(plan) -> tuple:
         fake_rows(dtype, keys),
         fake_workspace(plan.tile_m),
         fake_workspace(plan.tile_m),
-        fake_workspace(plan.tile_m * plan.head_dim),
+        fake_workspace(block_elements(plan)),
         Float32(1.0),
         Int32(0),
         Int32(0),

@@ -88,8 +88,10 @@ def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
 
 
 def backward_schedule(problem: Problem) -> Schedule:
-    """One CTA a key tile. Deterministic sums wait for each other, least under shortest first by sections."""
-    if problem.deterministic and problem.mask.kind != "full":
+    """One CTA a key tile. Deterministic sums wait for each other, least where the shortest tiles come first,
+    and tiles of the same head not side by side but a section apart.
+    """
+    if problem.deterministic:
         return Schedule("shortest_first", persistent=False, section_bytes=SECTION_BYTES)
     return Schedule("linear", persistent=False)
 

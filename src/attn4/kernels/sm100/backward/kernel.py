@@ -130,7 +130,8 @@ class Backward(BackwardKernel):
             if warp < role.warps:
                 cute.arch.setmaxregister_increase(role.registers)
                 slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role))
-                reduce(tile, group, workspace.dq_sum, first, slices, self.ends(rings, "reduce"))
+                sums = cute.domain_offset((0, first, 0), workspace.dq_sum)
+                reduce(tile, bounds, group, sums, slices, self.ends(rings, "reduce"))
             role = plan.role("compute")
             if warp >= role.first_warp and warp < role.first_warp + role.warps:
                 cute.arch.setmaxregister_increase(role.registers)
