@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attn4.cli import main
 from attn4.machine import machine
 from attn4.mask import Mask
 from attn4.plan.choose import choose
@@ -88,10 +89,21 @@ def test_sorting_helps_where_the_longest_sequence_comes_last() -> None:
 
 def test_explain_prints_the_makespan(capsys: pytest.CaptureFixture[str]) -> None:
     told = explain(CAUSAL, B200)
-    own, naive = told.makespans
+    own, naive = told.makespans["own"], told.makespans["dealt"]
     plan = choose(CAUSAL, B200)
     # 32 tiles on 148 SMs: the longest, of 8 steps, decides.
     assert own.cycles == own.bound == 8 * feeds(B200, Step.of(plan)).bound
     assert "makespan 8.3 us, 1.00 of the bound" in str(told)
     assert naive.ratio >= 1
-    assert explain(replace(CAUSAL, direction="backward"), B200).makespans == ()
+    assert explain(replace(CAUSAL, direction="backward"), B200).makespans == {}
+
+
+def test_explain_compares_the_orders_of_given_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "explain --arch B200 --causal --head-dim 128 --heads 16 --lengths 255x64 8192"
+    assert main(words.split()) == 0
+    text = capsys.readouterr().out
+    batch = Batch.self_attention((64,) * 255 + (8192,), 16, Mask.of(True))
+    ratios = {name: makespan(packed_plan(name), B200, batch).ratio for name in ("longest first", "sorted")}
+    compared = f"; with scheduler metadata {ratios['sorted']:.2f}; dealt in linear order"
+    assert f"{ratios['longest first']:.2f} of the bound{compared}" in text
+    assert "batch 256, queries 8192, keys 8192" in text
