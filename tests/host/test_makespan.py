@@ -14,8 +14,10 @@ from attn4.mask import Mask
 from attn4.plan.choose import choose
 from attn4.plan.explain import explain
 from attn4.plan.feeds import Step, feeds
-from attn4.plan.makespan import alternatives, deal, makespan, stride
+from attn4.plan.launch_control import with_launch_control
+from attn4.plan.makespan import alternatives, deal, makespan
 from attn4.plan.order import Batch, Sequence, sequence_order, tiles_in_order
+from attn4.plan.plan import Plan
 from attn4.plan.tiles import count_tiles
 from attn4.problem import Problem
 
@@ -33,15 +35,14 @@ CAUSAL = Problem(
 PACKED = replace(CAUSAL, cu_seqlens_q=True, cu_seqlens_k=True)
 
 
-def packed_plan(name: str):
+def packed_plan(name: str) -> Plan:
     return alternatives(choose(PACKED, B200))[name]
 
 
 def test_whoever_is_free_first_takes_the_next_piece() -> None:
     # By hand: 3 | 1 2 -> 3 | 3, then 4 on the first and 1 on the second.
     assert deal([3, 1, 2, 4, 1], 2) == 7
-    assert stride([3, 1, 2, 4, 1], 2) == 6
-    assert deal([], 2) == stride([], 2) == 0
+    assert deal([], 2) == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -85,6 +86,23 @@ def test_sorting_helps_where_the_longest_sequence_comes_last() -> None:
     assert found["dealt"] > found["linear"] > found["longest first"] > found["sorted"] >= 1
     assert found["longest first"] > 1.15
     assert found["sorted"] < 1.05
+
+
+def test_tiles_of_ctas_that_cannot_start_come_last_unless_they_are_taken_over() -> None:
+    """By hand: tiles of 10, 8, 6, 4 and 2 steps for three CTAs, the last of which finds no free SM."""
+    small = replace(B200, sms=3)
+    problem = replace(CAUSAL, batch=1, heads=1, kv_heads=1, seqlen_q=1280, seqlen_k=1280)
+    plan = choose(problem, small)
+    batch = Batch.of(problem)
+
+    def steps(of: Plan, held: int) -> float:
+        return makespan(of, small, batch, held=held).cycles / feeds(small, Step.of(plan)).bound
+
+    taken_over, dealt = with_launch_control(plan), alternatives(plan)["dealt"]
+    # Nothing held: 10 | 8 + 2 | 6 + 4. Dealt in linear order: 2 + 8 | 4 + 10 | 6.
+    assert [steps(each, 0) for each in (plan, taken_over, dealt)] == [10, 10, 14]
+    # 10 + 2 + 6 | 8 + 4, where the counter goes on with 4; 10 + 4 + 2 | 8 + 6; 2 + 8 + 6 | 4 + 10.
+    assert [steps(each, 1) for each in (plan, taken_over, dealt)] == [18, 16, 16]
 
 
 def test_explain_prints_the_makespan(capsys: pytest.CaptureFixture[str]) -> None:
