@@ -498,5 +498,5 @@ def required_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
             BY_NAME[name].problem(), seqlen_q=hints["max_seqlen_q"], seqlen_k=hints["max_seqlen_k"]
         )
         plan = choose(problem, target)
-        plans += [with_sorted_batches(plan), sorting_plan(plan)]
+        plans += [plan, with_sorted_batches(plan), sorting_plan(plan)]
     return tuple(dict.fromkeys(plans))

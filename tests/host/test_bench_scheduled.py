@@ -68,6 +68,16 @@ def test_metadata_is_made_once_or_for_each_call(launched, name, passes):
         assert arguments[12] is sorting[0][0]
 
 
+def test_launch_control_is_for_blackwell(launched, monkeypatch):
+    with pytest.raises(ValueError, match="no forward pass on Blackwell"):
+        run("attn4-takeover", DENSE)
+    monkeypatch.setattr(gpu, "machine_of", lambda device: machine("sm_100a"))
+    run("attn4-takeover", DENSE)
+    for plan, arguments in launched:
+        assert plan.schedule.launch_control
+        assert arguments[-2] is None
+
+
 def test_they_take_part_only_when_they_are_named():
     assert not {peer.name for peer in select(None)} & {peer.name for peer in PEERS if not peer.usual}
     (peer,) = select(("attn4-sorted",))

@@ -11,6 +11,7 @@ import torch
 
 from attn4 import flash_attn_varlen_func, get_scheduler_metadata
 from attn4.mask import Mask
+from attn4.ops import emulated
 from attn4.ops.schedule import MadeFor, SchedulerMetadata
 
 CU = torch.tensor([0, 3, 10], dtype=torch.int32)
@@ -76,6 +77,22 @@ def test_metadata_of_another_call_is_refused(theirs, message, backend):
 def test_metadata_of_another_plan_is_refused_by_a_kernel(theirs, message):
     with pytest.raises(ValueError, match=message):
         call(made(**theirs), backend="emulator")
+
+
+def test_a_kernel_for_sorted_batches_gets_the_order(monkeypatch):
+    launched = []
+
+    def kernel_of(plan):
+        return lambda *arguments: launched.append((plan, arguments))
+
+    monkeypatch.setattr(emulated, "emulated_kernel", kernel_of)
+    metadata = made()
+    call(metadata, backend="emulator")
+    call(None, backend="emulator")
+    call(metadata, backend="emulator")
+    assert [plan.schedule.sorted_batches for plan, _ in launched] == [True, False, True]
+    assert [arguments[12] is metadata.batch_order for _, arguments in launched] == [True, False, True]
+    assert launched[1][1][12] is None
 
 
 @pytest.mark.parametrize("other", [torch.arange(3, dtype=torch.int32), (1, 2), "metadata"])

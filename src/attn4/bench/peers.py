@@ -292,6 +292,7 @@ PEERS = (
     ),
     Peer("attn4-dealt", _own_version, _scheduled("dealt"), usual=False),
     Peer("attn4-linear", _own_version, _scheduled("linear"), usual=False),
+    Peer("attn4-takeover", _own_version, _scheduled("taken over"), usual=False),
     Peer("attn4-sorted", _own_version, _scheduled("sorted"), _sorted_refuses, usual=False),
     Peer(
         "attn4-sorting",
@@ -304,7 +305,8 @@ PEERS = (
 """Every backend; those for any device, and attn4 under other schedules, take part only when they are named.
 
 ``attn4-dealt`` and ``attn4-linear`` take tiles in linear order, dealt in advance and from a counter;
-``attn4-sorted`` is a call with scheduler metadata, ``attn4-sorting`` one that makes it each time.
+``attn4-takeover`` has cluster launch control (Blackwell, not packed), ``attn4-sorted`` is a call with
+scheduler metadata, ``attn4-sorting`` one that makes it each time.
 """
 
 

@@ -16,12 +16,19 @@ from attn4.ops.call import NO_VECTORS, Options
 from attn4.ops.check import checked
 from attn4.ops.schedule import SchedulerMetadata
 from attn4.plan.choose import choose
+from attn4.plan.launch_control import with_launch_control
 from attn4.plan.makespan import alternatives
 from attn4.reference import Lengths
 
+TAKEN_OVER = "taken over"
+"""The schedule by cluster launch control."""
+
 
 def under(schedule: str, case: Case, inputs: Inputs) -> Callable[[Inputs], Tensor]:
-    """A call of ``case`` whose plan has the schedule of that name in ``plan/makespan.py``."""
+    """A call of ``case`` whose plan has the schedule of that name in ``plan/makespan.py``, or launch control.
+
+    Raises ValueError where the plan cannot have it.
+    """
     cu = inputs.cu_seqlens
     hint = case.seqlen if case.packed else None
     options = Options(
@@ -32,7 +39,8 @@ def under(schedule: str, case: Case, inputs: Inputs) -> Callable[[Inputs], Tenso
     )
     call = checked(inputs.q, inputs.k, inputs.v, Lengths(cu_seqlens_q=cu, cu_seqlens_k=cu), options)
     machine = gpu.machine_of(inputs.q.get_device())
-    plan = alternatives(choose(call.problem(), machine))[schedule]
+    plan = choose(call.problem(), machine)
+    plan = with_launch_control(plan) if schedule == TAKEN_OVER else alternatives(plan)[schedule]
     launch = replace(gpu.prepare(call), kernel=kernel_for(plan), counted=plan.schedule.counted)
     order = metadata(case, inputs).batch_order if plan.schedule.sorted_batches else None
 

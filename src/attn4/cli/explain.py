@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import fields
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from attn4.plan.explain import Call, Explanation, explain
@@ -42,6 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="inclusive bounds around the diagonal; none or -1: no bound",
     )
     parser.add_argument("--varlen", action="store_true", help="packed sequences with cu_seqlens")
+    parser.add_argument(
+        "--lengths",
+        type=lengths,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="of packed sequences, queries and keys alike, in their order; 63x256 is 63 of 256",
+    )
     parser.add_argument("--backward", action="store_true", help="the gradients instead of the output")
     parser.add_argument("--deterministic", action="store_true", help="bit-equal gradients in every run")
     group = parser.add_mutually_exclusive_group()
@@ -62,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of the problem in ``args``."""
     call = {field.name: getattr(args, field.name) for field in fields(Call)}
+    call["lengths"] = tuple(chain.from_iterable(args.lengths))
     explanation = explain(machine=args.arch, cta_group=args.cta_group, **call)
     report = compiled(explanation) if args.compiled else None
     if args.json:
@@ -81,6 +91,12 @@ def compiled(explanation: Explanation) -> Report:
     if explanation.plan is None or why_not:
         raise ValueError(f"--compiled: there is no kernel to read. {' '.join(why_not)}")
     return read(explanation.plan, artifact_for(explanation.plan))
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Equal lengths of packed sequences: one, or a count and x before it."""
+    count, _, length = text.rpartition("x")
+    return (int(length),) * (int(count) if count else 1)
 
 
 def bound(text: str) -> int | None:

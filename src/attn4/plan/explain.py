@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from attn4.machine import Machine
@@ -13,7 +13,7 @@ from attn4.plan.choose import choose, cta_groups, runnable, unsupported
 from attn4.plan.feeds import UNITS, Feeds, Step, feeds
 from attn4.plan.layout import padded
 from attn4.plan.makespan import MOST_TILES, Makespan, alternatives, makespan
-from attn4.plan.order import Batch
+from attn4.plan.order import Batch, tile_count
 from attn4.plan.plan import Buffer, Plan, Space
 from attn4.plan.tiles import Tiles, count_tiles
 from attn4.problem import DType, Problem
@@ -28,9 +28,10 @@ class Explanation:
 
     ``plan`` and ``tiles`` are None where no plan exists: ``reasons`` say why. ``obstacles`` say why it does
     not run today, plan or no plan. ``feeds`` hold the bound of a 128 x 128 tile, for each group of CTAs that
-    is worth comparing, and then that of the plan's own step if it is another one. ``makespans``: how long the
-    plan's own schedule takes, and tiles dealt in advance in linear order; empty for a backward pass, and for
-    more tiles than are worth dealing.
+    is worth comparing, and then that of the plan's own step if it is another one. ``makespans``: how long
+    schedules take, by name: the plan's "own", "dealt" in advance in linear order, and where lengths were
+    given, "sorted"; empty for a backward pass, and for more tiles than are worth dealing. ``lengths`` are
+    those of packed sequences, if they were given.
     """
 
     problem: Problem
@@ -40,7 +41,8 @@ class Explanation:
     obstacles: tuple[str, ...]
     tiles: Tiles | None
     feeds: tuple[Feeds, ...]
-    makespans: tuple[Makespan, ...]
+    makespans: dict[str, Makespan]
+    lengths: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -57,7 +59,8 @@ class Explanation:
             "plan": None if self.plan is None else asdict(self.plan),
             "tiles": None if self.tiles is None else {**asdict(self.tiles), "waves": self.tiles.waves},
             "feeds": [_feeds_dict(f, self.machine) for f in self.feeds],
-            "makespans": [{**asdict(m), "ratio": m.ratio} for m in self.makespans],
+            "lengths": list(self.lengths),
+            "makespans": {name: {**asdict(m), "ratio": m.ratio} for name, m in self.makespans.items()},
         }
 
 
@@ -67,6 +70,8 @@ class Call:
 
     ``head_dim_v``, ``kv_heads`` and ``seqlen_k`` are by default ``head_dim``, ``heads`` and ``seqlen_q``.
     ``causal`` and ``window_size`` as in ``flash_attn_func``; ``varlen``: packed sequences, cu_seqlens.
+    ``lengths`` of packed sequences, queries and keys alike, take the place of ``batch``, ``seqlen_q``,
+    ``seqlen_k`` and ``varlen``.
     """
 
     batch: int = 4
@@ -80,23 +85,26 @@ class Call:
     causal: bool = False
     window_size: tuple[int | None, int | None] = (None, None)
     varlen: bool = False
+    lengths: tuple[int, ...] = ()
     backward: bool = False
     deterministic: bool = False
 
     def problem(self) -> Problem:
         """The problem that this call is."""
+        longest = max(self.lengths, default=self.seqlen_q)
+        packed = self.varlen or bool(self.lengths)
         return Problem(
-            batch=self.batch,
-            seqlen_q=self.seqlen_q,
-            seqlen_k=self.seqlen_q if self.seqlen_k is None else self.seqlen_k,
+            batch=len(self.lengths) or self.batch,
+            seqlen_q=longest,
+            seqlen_k=longest if self.seqlen_k is None or self.lengths else self.seqlen_k,
             heads=self.heads,
             kv_heads=self.heads if self.kv_heads is None else self.kv_heads,
             head_dim=self.head_dim,
             head_dim_v=self.head_dim if self.head_dim_v is None else self.head_dim_v,
             dtype=self.dtype,
             mask=Mask.of(self.causal, self.window_size),
-            cu_seqlens_q=self.varlen,
-            cu_seqlens_k=self.varlen,
+            cu_seqlens_q=packed,
+            cu_seqlens_k=packed,
             direction="backward" if self.backward else "forward",
             deterministic=self.deterministic,
         )
@@ -122,8 +130,10 @@ def explain(
     ValueError
         No such machine, or ``cta_group`` does not fit. An unsupported problem is not an error here.
     """
+    lengths: tuple[int, ...] = ()
     if problem is None:
-        problem = Call(**call).problem()
+        described = Call(**call)
+        problem, lengths = described.problem(), described.lengths
     elif call:
         raise TypeError(f"Give a problem or its keywords, not both; got a problem and {', '.join(call)}.")
     where = machine_named(machine) if isinstance(machine, str) else machine
@@ -138,15 +148,22 @@ def explain(
         obstacles=runnable(problem, where),
         tiles=tiles,
         feeds=tuple(feeds(where, step) for step in _steps(problem, where, plan, cta_group)),
-        makespans=() if plan is None or tiles is None else _makespans(problem, where, plan, tiles),
+        makespans={} if plan is None else _makespans(problem, where, plan, lengths),
+        lengths=lengths,
     )
 
 
-def _makespans(problem: Problem, machine: Machine, plan: Plan, tiles: Tiles) -> tuple[Makespan, ...]:
-    if plan.direction != "forward" or tiles.tiles > MOST_TILES:
-        return ()
+def _makespans(
+    problem: Problem, machine: Machine, plan: Plan, lengths: tuple[int, ...]
+) -> dict[str, Makespan]:
     batch = Batch.of(problem)
-    return tuple(makespan(each, machine, batch) for each in (plan, alternatives(plan)["dealt"]))
+    if lengths:
+        batch = replace(Batch.self_attention(lengths, problem.heads, problem.mask), kv_heads=problem.kv_heads)
+    if plan.direction != "forward" or tile_count(plan, batch) > MOST_TILES:
+        return {}
+    others = alternatives(plan)
+    chosen = {"own": plan, "dealt": others["dealt"]} | ({"sorted": others["sorted"]} if lengths else {})
+    return {name: makespan(each, machine, batch) for name, each in chosen.items()}
 
 
 def _steps(problem: Problem, machine: Machine, plan: Plan | None, cta_group: int | None) -> list[Step]:
@@ -296,11 +313,22 @@ def _schedule(e: Explanation) -> Iterable[str]:
     yield f"  {most}{tiles.tiles} tiles on {tiles.slots} {place}: {tiles.waves:.2f} waves"
     share = tiles.steps / tiles.full_steps if tiles.full_steps else 1
     yield f"  {most}{tiles.steps} steps ({share:.0%} of an unmasked call), the longest tile {tiles.longest}"
-    if e.makespans and tiles.steps:
-        own, naive = e.makespans
-        microseconds = own.cycles / (e.machine.clock_ghz * 1000)
-        compared = f"; dealt in linear order {naive.ratio:.2f}" if naive != own else ""
-        yield f"  makespan {most}{microseconds:.1f} us, {own.ratio:.2f} of the bound{compared} (modelled)"
+    yield from _makespan_line(e)
+
+
+def _makespan_line(e: Explanation) -> Iterable[str]:
+    if not e.makespans or not e.makespans["own"].bound:
+        return
+    own = e.makespans["own"]
+    most = "at most " if _lengths(e.problem) and not e.lengths else ""
+    microseconds = own.cycles / (e.machine.clock_ghz * 1000)
+    told = {"sorted": "with scheduler metadata", "dealt": "dealt in linear order"}
+    others = "".join(
+        f"; {words} {e.makespans[name].ratio:.2f}"
+        for name, words in told.items()
+        if name in e.makespans and e.makespans[name] != own
+    )
+    yield f"  makespan {most}{microseconds:.1f} us, {own.ratio:.2f} of the bound{others} (modelled)"
 
 
 def _bounds(e: Explanation) -> Iterable[str]:

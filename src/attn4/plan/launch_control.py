@@ -1,10 +1,11 @@
 """Plans whose CTAs take over the tiles of CTAs that have not started: cluster launch control (Blackwell).
 
 The grid has a CTA a tile. Whoever is done asks the hardware to cancel one that waits for a free SM, and does
-its tile: what the counter in global memory does, without the counter. The model of the schedule sees no
-difference, as whoever is free first takes the next tile either way; so plans take the counter, which is at
-hand on both machines, knows ragged batches, and was measured. It pays where something else holds some of the
-SMs: a CTA of a persistent grid that cannot start keeps its first tile until another one is done with all.
+its tile: what the counter in global memory does, without the counter. On a free machine the model of the
+schedule sees no difference, as whoever is free first takes the next tile either way; so plans take the
+counter, which both machines have, which knows ragged batches, and which was measured. Launch control pays
+where something else holds some of the SMs: a CTA of a persistent grid that cannot start keeps its first tile,
+a long one, until another CTA is done with all (docs/measured-facts.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long a schedule takes: tiles dealt to the SMs of a machine, one by one, in their order. Modelled.
 
 A tile costs its steps, each the bound of feeds and speeds; starting and ending a tile cost nothing. So the
-figures compare orders: they are no prediction of a time. ``python -m attn4.plan.makespan`` prints the table
+figures compare orders: they are no prediction of a time. ``python -m attn4.plan.makespan`` prints the tables
 in docs/measured-facts.md.
 """
 
@@ -15,6 +15,7 @@ from attn4.machine import MACHINES, Machine
 from attn4.mask import Mask
 from attn4.plan.choose import choose
 from attn4.plan.feeds import Step, feeds
+from attn4.plan.launch_control import with_launch_control
 from attn4.plan.order import Batch, tiles_in_order
 from attn4.plan.plan import Plan, Schedule
 from attn4.problem import Problem
@@ -39,14 +40,23 @@ class Makespan:
         return self.cycles / self.bound if self.bound else 1.0
 
 
-def makespan(plan: Plan, machine: Machine, batch: Batch) -> Makespan:
-    """Of ``batch`` under the schedule of ``plan``, a forward plan."""
+def makespan(plan: Plan, machine: Machine, batch: Batch, *, held: int = 0) -> Makespan:
+    """Of ``batch`` under the schedule of ``plan``, a forward plan.
+
+    Other work has ``held`` of the places until the end. A persistent grid is as large as the machine all the
+    same: its last CTAs start when others are done, with the tile or the share that they begin with.
+    """
     cost = feeds(machine, Step.of(plan)).bound
     costs = [tile.steps * cost for tile in tiles_in_order(plan, batch)]
-    slots = machine.sms // plan.cta_group
+    ctas = machine.sms // plan.cta_group
+    slots = ctas - held
     bound = max(sum(costs) / slots, max(costs, default=0.0))
-    finish = deal(costs, slots) if plan.schedule.dynamic else stride(costs, slots)
-    return Makespan(finish, bound, len(costs))
+    pieces = costs
+    if not plan.schedule.dynamic:
+        pieces = [sum(costs[cta::ctas]) for cta in range(ctas)]
+    elif plan.schedule.counted:
+        pieces = costs[:slots] + costs[ctas:] + costs[slots:ctas]
+    return Makespan(deal(pieces, slots), bound, len(costs))
 
 
 def deal(costs: Sequence[float], slots: int) -> float:
@@ -55,11 +65,6 @@ def deal(costs: Sequence[float], slots: int) -> float:
     for cost in costs:
         heapq.heapreplace(free, free[0] + cost)
     return max(free)
-
-
-def stride(costs: Sequence[float], slots: int) -> float:
-    """When the last of ``slots`` is done, if each takes every ``slots``-th piece."""
-    return max(sum(costs[slot::slots]) for slot in range(slots))
 
 
 def alternatives(plan: Plan) -> dict[str, Plan]:
@@ -107,6 +112,24 @@ def table() -> Iterator[str]:
                     yield _row(machine, problem, Batch.self_attention(lengths, 16, mask), name)
 
 
+HELD = 8
+"""SMs that other work has in the second table."""
+
+
+def held_table() -> Iterator[str]:
+    """Rows of Markdown: the same where other work has some SMs, and CTAs may be taken over (Blackwell)."""
+    names = ("dealt", "longest first", "taken over")
+    yield INTRODUCTION.format(" | ".join(names), "|".join(["---"] * len(names)))
+    machine = MACHINES[1]
+    for size, heads, length in DENSE:
+        problem = _problem(size, heads, length, 128, CAUSAL)
+        plan = choose(problem, machine)
+        plans = {name: found for name, found in alternatives(plan).items() if name in names}
+        plans["taken over"] = with_launch_control(plan)
+        found = {name: makespan(each, machine, Batch.of(problem), held=HELD) for name, each in plans.items()}
+        yield _cells(machine, problem, f"{size} x {length}", found)
+
+
 def _problem(
     batch: int, heads: int, length: int, head_dim: int, mask: Mask, *, packed: bool = False
 ) -> Problem:
@@ -127,6 +150,10 @@ def _problem(
 def _row(machine: Machine, problem: Problem, batch: Batch, lengths: str) -> str:
     plans = alternatives(choose(problem, machine))
     found = {name: makespan(plan, machine, batch) for name, plan in plans.items()}
+    return _cells(machine, problem, lengths, found)
+
+
+def _cells(machine: Machine, problem: Problem, lengths: str, found: dict[str, Makespan]) -> str:
     first = next(iter(found.values()))
     microseconds = first.bound / (machine.clock_ghz * 1000)
     ratios = (
@@ -138,4 +165,4 @@ def _row(machine: Machine, problem: Problem, batch: Batch, lengths: str) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join([*table(), "", *held_table()]))

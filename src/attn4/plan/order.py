@@ -88,6 +88,12 @@ def tiles_in_order(plan: Plan, batch: Batch) -> list[Tile]:
     ]
 
 
+def tile_count(plan: Plan, batch: Batch) -> int:
+    """How many tiles ``batch`` has."""
+    rows = [one.q_rows for one in batch.sequences] + [batch.tail]
+    return batch.heads // plan.pack_gqa * sum(row_blocks(plan, each) for each in rows)
+
+
 def sequence_order(plan: Plan, batch: Batch) -> list[int]:
     """The sequences, those whose last queries visit most key blocks first; equal ones by their index."""
 

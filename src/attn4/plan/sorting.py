@@ -13,11 +13,6 @@ MOST_SORTED = 8192
 WARPS = 32
 
 
-def can_be_sorted(plan: Plan) -> bool:
-    """Whether the order of sequences is free in ``plan`` and may matter: tiles come from a counter."""
-    return plan.direction == "forward" and plan.schedule.dynamic
-
-
 def with_sorted_batches(plan: Plan) -> Plan:
     """``plan``, its sequences in the order that the kernel of ``sorting_plan`` writes."""
     return replace(plan, schedule=replace(plan.schedule, sorted_batches=True))
