@@ -6,9 +6,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RECIPE := pyproject.toml constraints.txt
-comma := ,
-# The compiler of the kernels (486 MB) joins the demo only where there is a GPU to run them.
-GPU := $(if $(shell command -v nvidia-smi 2>/dev/null),$(comma)gpu)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo doctor test test-all test-reference test-cutlass lint format types layers check clean
@@ -16,7 +13,7 @@ GPU := $(if $(shell command -v nvidia-smi 2>/dev/null),$(comma)gpu)
 help:  ## show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
-demo: $(VENV)/.demo  ## attention in a real small language model, by its own code and by attn4
+demo: $(VENV)/.demo  ## attention in a real small language model, and on a virtual B200
 	$(BIN)/attn4 demo
 
 doctor: $(VENV)/.demo  ## what this machine can run, and why not the rest
@@ -60,7 +57,7 @@ $(BIN)/python:
 
 $(VENV)/.demo: $(RECIPE) | $(BIN)/python
 	@echo "installing attn4 for the demo (a few minutes the first time)"
-	$(PIP) -e '.[demo$(GPU)]'
+	$(PIP) -e '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: $(RECIPE) | $(BIN)/python

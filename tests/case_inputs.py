@@ -37,6 +37,13 @@ def _negative(q: Tensor, k: Tensor, v: Tensor) -> Triple:
     return q, k, v
 
 
+def _very_negative(q: Tensor, k: Tensor, v: Tensor) -> Triple:
+    """Every logit near -300."""
+    q[..., 0] = 1
+    k[..., 0] = -300 * math.sqrt(q.shape[-1])
+    return q, k, v
+
+
 def _uniform(q: Tensor, k: Tensor, v: Tensor) -> Triple:
     """Equal weights, so the output is the mean of V: a key too many or too few shows."""
     return q.zero_(), k, v
@@ -49,12 +56,41 @@ def _huge(q: Tensor, k: Tensor, v: Tensor) -> Triple:
     return q, k, v
 
 
+def _outliers(q: Tensor, k: Tensor, v: Tensor) -> Triple:
+    """One channel of outliers, +-448 against +-1880 in every sixteenth key: raw logits of +-8.4e5."""
+    q[..., 0] = 448
+    q[..., 1::2, :, 0] = -448
+    k[..., 0] = 0
+    k[..., 5::32, :, 0] = 1880
+    k[..., 21::32, :, 0] = -1880
+    return q, k, v
+
+
+def _spike(q: Tensor, k: Tensor, v: Tensor) -> Triple:
+    """One key, in the middle, a hundred times as large as the others: half of the queries see little else."""
+    middle = k.shape[-3] // 2
+    k[..., middle, :, :] *= 100
+    v[..., middle, :, :] *= 100
+    return q, k, v
+
+
 def _ascending(q: Tensor, k: Tensor, v: Tensor) -> Triple:
-    """The row maximum grows with each key: by 37 in log2 units over 64 keys, so every tile rescales."""
+    """The logit grows with each key: by 37 in log2 units over 64 keys, so that every tile rescales where
+    tiles are visited from the first key to the last.
+    """
+    return _slope(q, k, 0.1), k, v
+
+
+def _descending(q: Tensor, k: Tensor, v: Tensor) -> Triple:
+    """The same where tiles are visited from the last key to the first, as the kernels do."""
+    return _slope(q, k, -0.1), k, v
+
+
+def _slope(q: Tensor, k: Tensor, slope: float) -> Tensor:
     steps = torch.arange(k.shape[-3], device=k.device, dtype=k.dtype)
     q[..., 0] = 4
-    k[..., 0] = (steps * (0.1 * math.sqrt(q.shape[-1])))[:, None]
-    return q, k, v
+    k[..., 0] = (steps * (slope * math.sqrt(q.shape[-1])))[:, None]
+    return q
 
 
 def _constant(q: Tensor, k: Tensor, v: Tensor) -> Triple:
@@ -65,9 +101,13 @@ def _constant(q: Tensor, k: Tensor, v: Tensor) -> Triple:
 VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Triple]] = {
     "gaussian": _gaussian,
     "negative": _negative,
+    "very negative": _very_negative,
     "uniform": _uniform,
     "huge": _huge,
+    "outliers": _outliers,
+    "spike": _spike,
     "ascending": _ascending,
+    "descending": _descending,
     "constant": _constant,
 }
 

@@ -93,6 +93,16 @@ def _sizes() -> Iterable[Case]:
             batch=1,
             **MASKS[mask],
         )
+    for seqlen_q, mask in itertools.product((255, 256, 257, 320), ("full", "causal")):
+        # Around the two query tiles of a CTA on Blackwell.
+        yield Case(
+            name=f"size {seqlen_q}x{seqlen_q + 64} {mask} 128",
+            head_dim=128,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_q + 64,
+            batch=1,
+            **MASKS[mask],
+        )
 
 
 def _heads() -> Iterable[Case]:
@@ -126,16 +136,24 @@ def _heads() -> Iterable[Case]:
         )
 
 
+HARD = (
+    *("negative", "very negative", "uniform", "huge", "outliers", "spike"),
+    *("ascending", "descending"),
+)
+"""Values of ``case_inputs`` for which a running maximum, a mask or a rescale is easily wrong."""
+
+
 def _values() -> Iterable[Case]:
-    for values, mask in itertools.product(("negative", "uniform", "huge", "ascending"), ("full", "causal")):
-        yield Case(
-            name=f"{values} {mask}",
-            values=values,
-            head_dim=128,
-            seqlen_q=200,
-            seqlen_k=449,
-            **MASKS[mask],
-        )
+    for values, mask in itertools.product(HARD, ("full", "causal")):
+        for tiles, seqlen_q in (("", 200), (", one tile", 70)):
+            yield Case(
+                name=f"{values} {mask}{tiles}",
+                values=values,
+                head_dim=128,
+                seqlen_q=seqlen_q,
+                seqlen_k=449,
+                **MASKS[mask],
+            )
     for dtype in ("bfloat16", "float16"):
         yield Case(
             name=f"masked first tile, negative, {dtype}",
@@ -453,6 +471,9 @@ LARGE: tuple[Case, ...] = (
 )
 """Too large for a CPU; ``test_large.py`` compares what an oracle can afford."""
 
+SORTED = ("packed self 128 causal", "packed cross 64 window", "used queries and keys", "80000 segments")
+"""Cases that device tests also run with scheduler metadata; the last has more sequences than are sorted."""
+
 BY_NAME: dict[str, Case] = {case.name: case for case in (*CASES, *LARGE)}
 
 
@@ -466,7 +487,16 @@ def required_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
     """The plans of all cases, each once: what a bundle for the device tests must hold. Needs no GPU."""
     from attn4.machine import machine as machine_named
     from attn4.plan.choose import choose
+    from attn4.plan.sorting import sorting_plan, with_sorted_batches
 
     target = machine_named(machine)
     launched = (c for c in BY_NAME.values() if c.launches)
-    return tuple(dict.fromkeys(choose(c.problem(), target) for c in launched))
+    plans = [choose(c.problem(), target) for c in launched]
+    for name in SORTED:
+        hints = BY_NAME[name].hints
+        problem = replace(
+            BY_NAME[name].problem(), seqlen_q=hints["max_seqlen_q"], seqlen_k=hints["max_seqlen_k"]
+        )
+        plan = choose(problem, target)
+        plans += [plan, with_sorted_batches(plan), sorting_plan(plan)]
+    return tuple(dict.fromkeys(plans))

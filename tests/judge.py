@@ -46,21 +46,37 @@ def oracle(case, inputs: Inputs, precision: torch.dtype = torch.float32) -> Answ
     return _answer(case, inputs, attend, precision)
 
 
-def eager(case, inputs: Inputs) -> Answer:
-    """What torch makes of it in the dtype of the inputs: two matrix products around a softmax."""
+def eager(case, inputs: Inputs, scores_dtype: torch.dtype | None = None) -> Answer:
+    """What torch makes of it in the dtype of the inputs: two matrix products around a softmax.
+
+    With ``scores_dtype`` scores are of that dtype, weights and output of that of the inputs: what a fused
+    kernel can do. Where logits are in the hundreds, scores of 16 bits are no yardstick: they are wrong by
+    84 per cent.
+    """
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-        group = q.shape[2] // k.shape[2]
-        keys = k.repeat_interleave(group, dim=2).permute(0, 2, 3, 1)
-        values = v.repeat_interleave(group, dim=2).transpose(1, 2)
-        scores = q.transpose(1, 2) @ keys * case.softmax_scale
-        rows, columns = range(q.shape[1]), range(k.shape[1])
-        seen = Band(mask, len(rows), len(columns)).visible(rows, columns, q.device)
-        scores = scores.masked_fill(~seen, -torch.inf)
-        weights = scores.softmax(dim=-1).masked_fill(~seen.any(dim=-1, keepdim=True), 0)
-        return (weights @ values).transpose(1, 2), scores.float().logsumexp(dim=-1)
+        return eager_attention((q, k, v), mask, case.softmax_scale, scores_dtype)
 
     return _answer(case, inputs, attend, torch.float32)
+
+
+def eager_attention(
+    qkv: tuple[Tensor, Tensor, Tensor], mask: Mask, scale: float, scores_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Out and LSE of (batch, rows, heads, dim) tensors by plain operations of torch, which differentiates
+    them.
+    """
+    q, k, v = qkv
+    q, k = q.to(scores_dtype or v.dtype), k.to(scores_dtype or v.dtype)
+    group = q.shape[2] // k.shape[2]
+    keys = k.repeat_interleave(group, dim=2).permute(0, 2, 3, 1)
+    values = v.repeat_interleave(group, dim=2).transpose(1, 2)
+    scores = q.transpose(1, 2) @ keys * scale
+    rows, columns = range(q.shape[1]), range(k.shape[1])
+    seen = Band(mask, len(rows), len(columns)).visible(rows, columns, q.device)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    weights = scores.softmax(dim=-1).masked_fill(~seen.any(dim=-1, keepdim=True), 0)
+    return (weights.to(v.dtype) @ values).transpose(1, 2), scores.float().logsumexp(dim=-1)
 
 
 def _answer(case, inputs: Inputs, attend: MaskedAttend, precision: torch.dtype) -> Answer:

@@ -114,6 +114,31 @@ class Case:
         keywords = self.keywords() | {"return_lse": self.lse} | inputs.lengths | extra
         return function(inputs.q, inputs.k, inputs.v, **keywords)
 
+    @property
+    def hints(self) -> dict[str, int]:
+        """The longest sequences, as ``max_seqlen_*``."""
+        longest_q = self.seqlen_q if self.lens_q is None else max(self.lens_q, default=0)
+        longest_k = self.seqlen_k if self.lens_k is None else max(self.lens_k, default=0)
+        return {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+
+    def metadata(self, inputs: Inputs, **extra: Any) -> dict[str, Any]:
+        """Keywords of ``run`` that sort the sequences; the hints, which decide the tile, are among them."""
+        from attn4 import get_scheduler_metadata
+
+        made = get_scheduler_metadata(
+            num_heads_q=self.heads,
+            num_heads_kv=self.kv_heads,
+            headdim=self.head_dim,
+            headdim_v=self.dim_v,
+            qkv_dtype=self.torch_dtype,
+            causal=self.causal,
+            window_size=self.window,
+            **self.hints,
+            **inputs.lengths,
+            **extra,
+        )
+        return self.hints | {"scheduler_metadata": made}
+
     def problem(self) -> Problem:
         """What ``run`` makes of the case, from tensors without memory."""
         import torch

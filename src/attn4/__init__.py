@@ -12,16 +12,25 @@ if TYPE_CHECKING:
     from attn4 import reference as reference
     from attn4.api import flash_attn_func as flash_attn_func
     from attn4.api import flash_attn_varlen_func as flash_attn_varlen_func
+    from attn4.api import get_scheduler_metadata as get_scheduler_metadata
     from attn4.plan.explain import explain as explain
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "explain", "flash_attn_func", "flash_attn_varlen_func", "reference"]
+__all__ = [
+    "__version__",
+    "explain",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "get_scheduler_metadata",
+    "reference",
+]
 
 _HOMES = {
     "explain": "attn4.plan.explain",
     "flash_attn_func": "attn4.api",
     "flash_attn_varlen_func": "attn4.api",
+    "get_scheduler_metadata": "attn4.api",
 }
 
 

@@ -22,15 +22,18 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack
 
+import torch
 from torch import Tensor
 
+from attn4.ops.call import NO_VECTORS
 from attn4.ops.check import refuse
 from attn4.ops.dispatch import attend
 from attn4.ops.emulated import architecture
-from attn4.ops.gpu import NO_VECTORS
+from attn4.ops.schedule import SchedulerMetadata, parts
+from attn4.ops.sort_batches import Request, make
 from attn4.plan.explain import explain
 
-__all__ = ["explain", "flash_attn_func", "flash_attn_varlen_func"]
+__all__ = ["explain", "flash_attn_func", "flash_attn_varlen_func", "get_scheduler_metadata"]
 
 
 class Unbuilt(TypedDict, total=False):
@@ -155,6 +158,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_lse: bool = False,
     out: Tensor | None = None,
+    scheduler_metadata: SchedulerMetadata | None = None,
     backend: str | None = None,
     arch: str | None = None,
     **unbuilt: Unpack[Unbuilt],
@@ -185,6 +189,9 @@ def flash_attn_varlen_func(
         int32 (batch,): only so many first rows of each query sequence take part.
     seqused_k
         the same for keys. Masks are aligned to the used lengths.
+    scheduler_metadata
+        what ``get_scheduler_metadata`` returned for these lengths: the sequences with the longest tiles are
+        then worked on first. The result is the same, bit for bit, with it or without.
     softmax_scale, causal, window_size, softcap, deterministic, return_lse, out, backend, arch, unbuilt
         as for
         ``flash_attn_func``.
@@ -203,6 +210,7 @@ def flash_attn_varlen_func(
     """
     if unbuilt:
         refuse(dict(unbuilt), _NEUTRAL, "flash_attn_varlen_func")
+    order, made_for = parts(scheduler_metadata)
     options = (
         softmax_scale,
         causal,
@@ -214,5 +222,73 @@ def flash_attn_varlen_func(
         architecture(backend, arch),
         max_seqlen_q,
         max_seqlen_k,
+        made_for,
     )
-    return attend(q, k, v, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), options, out)
+    return attend(q, k, v, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, order), options, out)
+
+
+def get_scheduler_metadata(
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    headdim_v: int | None = None,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    backend: str | None = None,
+    arch: str | None = None,
+) -> SchedulerMetadata:
+    """Sort the sequences of a batch by work, once, for all calls of ``flash_attn_varlen_func`` with them.
+
+    A batch of unequal sequences ends with few multiprocessors at work if its longest sequence comes late. A
+    kernel sorts the sequences by the key blocks that their longest tile visits, on the device, without
+    waiting for it: one more launch of a few microseconds, which a forward pass of many layers shares.
+
+    Parameters
+    ----------
+    max_seqlen_q
+        as in the calls, which must pass it too: it decides how large a tile is. For padded queries their
+        length.
+    max_seqlen_k
+        the same for keys.
+    num_heads_q, num_heads_kv
+        of the calls, as all below.
+    headdim, headdim_v
+        of Q and K, and of V if it differs.
+    qkv_dtype
+        of the tensors.
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal, window_size, backend, arch
+        as for ``flash_attn_varlen_func``; at least one tensor of lengths.
+
+    Returns
+    -------
+    SchedulerMetadata
+        On the device of the lengths, to be passed as ``scheduler_metadata``. Batches of more than 8192
+        sequences stay in their order, as do those of the reference, which has no schedule.
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        See the conventions of this module. A call whose batch, mask, kinds of lengths, device or tile is
+        another than the metadata was made for raises a ValueError; the lengths themselves are not compared.
+    """
+    request = Request(
+        heads=num_heads_q,
+        kv_heads=num_heads_kv,
+        head_dim=headdim,
+        head_dim_v=headdim_v,
+        dtype=qkv_dtype,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        causal=causal,
+        window_size=window_size,
+    )
+    vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    return make(vectors, request, backend, architecture(backend, arch))

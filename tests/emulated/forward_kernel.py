@@ -9,14 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn4.artifact import Artifact, artifact_for
+from attn4.artifact import Artifact, artifact_for, plan_from_json
 from attn4.artifact.emulated import emulated, load_emulated
 from attn4.emulator.grid import Grid, Residency
 from attn4.emulator.runner import Runner
 from attn4.emulator.schedule import Schedule
 from attn4.machine import machine
 from attn4.mask import Mask
+from attn4.plan import sm100
+from attn4.plan.channels import validate
 from attn4.plan.choose import choose
+from attn4.plan.launch_control import with_launch_control
+from attn4.plan.plan import Plan
+from attn4.plan.sorting import sorting_plan, with_sorted_batches
 from attn4.problem import Problem
 from attn4.reference import Lengths, dense
 
@@ -40,6 +45,12 @@ class Case:
     arch: str = "sm_90a"
     changes: tuple[tuple[str, Any], ...] = ()
     """Fields of the plan that differ from the chosen ones."""
+    sorted: bool = False
+    """Whether the pre-pass sorts the sequences."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Of ``attn4.plan.sm100.forward``, which builds the plan if there are any."""
+    takes_over: bool = False
+    """Whether tiles come by cluster launch control; ``ctas`` does not matter then."""
 
     @property
     def packed(self) -> bool:
@@ -61,7 +72,14 @@ def artifact(case: Case) -> Artifact:
         cu_seqlens_q=case.packed,
         cu_seqlens_k=case.packed,
     )
-    return artifact_for(replace(choose(problem, machine(case.arch)), **dict(case.changes)))
+    target = machine(case.arch)
+    plan = choose(problem, target)
+    if case.options:
+        plan = sm100.forward(problem, target, **dict(case.options))
+        validate(plan, target)
+    plan = replace(plan, **dict(case.changes))
+    plan = with_launch_control(plan) if case.takes_over else plan
+    return artifact_for(with_sorted_batches(plan) if case.sorted else plan)
 
 
 def _shape(case: Case, rows: int, heads: int) -> tuple[int, ...]:
@@ -101,18 +119,30 @@ def attend(case: Case, schedule: Schedule, *, sms: int = 4, seed: int = 0, hazar
     out = torch.full_like(q, torch.nan)
     lse = torch.full((case.heads, rows_q) if case.packed else (1, case.heads, rows_q), torch.nan)
     found = artifact(case)
-    counter = torch.zeros(2, dtype=torch.int32) if found.description.plan["schedule"]["dynamic"] else None
-    starts = _starts(case.lens_q), _starts(case.lens_k)
+    plan = plan_from_json(found.description.plan)
+    counter = torch.zeros(2, dtype=torch.int32) if plan.schedule.counted else None
+    lengths = (*map(_starts, (case.lens_q, case.lens_k)), None, None)
     runner = Runner(schedule, Residency(sms=sms), hazards=hazards)
     scale = case.head_dim**-0.5
     with emulated(runner):
+        order = batch_order(plan, lengths) if case.sorted else None
         kernel = load_emulated(found)
-        kernel(q, k, v, out, lse, scale, UNBOUNDED, UNBOUNDED, *starts, None, None, counter, case.ctas)
+        kernel(q, k, v, out, lse, scale, UNBOUNDED, UNBOUNDED, *lengths, order, counter, case.ctas)
+    starts = lengths[:2]
     assert counter is None or not counter.any(), "the kernel leaves its counter at zero"
     expected, expected_lse = dense(
         q, k, v, softmax_scale=scale, mask=MASKS[case.mask], lengths=_lengths(starts)
     )
     return Result(out, lse, expected, expected_lse, runner.grids[-1])
+
+
+def batch_order(plan: Plan, lengths: tuple[Tensor | None, ...], rows: tuple[int, int] = (0, 0)) -> Tensor:
+    """What the pre-pass of ``plan`` writes; ``rows`` are those of padded queries and keys."""
+    entries = next(x.numel() - (n < 2) for n, x in enumerate(lengths) if x is not None)
+    order = torch.full((entries + 1,), -1, dtype=torch.int32)
+    kernel = load_emulated(artifact_for(sorting_plan(plan)))
+    kernel(order, *rows, UNBOUNDED, UNBOUNDED, *lengths)
+    return order
 
 
 def _lengths(starts: tuple[Tensor | None, Tensor | None]) -> Lengths | None:

@@ -11,13 +11,12 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-import attn4.emulator
 from attn4.artifact.key import toolchain
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.plan.plan import SoftmaxPlan
 from cases import CASES
 from emulated.forward_kernel import Case, attend
-from judge import eager, judge, oracle
+from emulated.judged import attended, is_small
 from problem_case import Case as ProblemCase
 
 pytestmark = [
@@ -30,11 +29,13 @@ BFLOAT16_ERROR = 2.5e-3
 LSE_ERROR = 1e-5
 POLYNOMIAL_ERROR = 8.8e-5
 """Largest relative error of the degree-3 polynomial, and so of a sum of such terms."""
-MOST_PRODUCTS = 3_000_000
-"""Query-key pairs of a case that the emulator finishes in seconds."""
+
 
 CAUSAL = Case(128, "causal", 300, 300, heads=2, kv_heads=1, ctas=1, arch="sm_100a")
 FULL = Case(128, "full", 260, 390, ctas=1, arch="sm_100a")
+FEW = Case(128, "causal", 100, 600, ctas=1, arch="sm_100a")
+"""One query tile, which has two slots of scores."""
+WIDE = Case(256, "full", 130, 390, ctas=1, arch="sm_100a")
 SCHEDULES = {
     "random": lambda: Random(1),
     "random_together": lambda: Random(2, warps_together=4),
@@ -64,20 +65,43 @@ def test_every_interleaving_gives_the_same_bits_without_a_hazard(schedule):
 
 
 KNOBS = {
-    "no threshold": {"softmax": SoftmaxPlan(0.0, 8)},
-    "threshold 8, no polynomial": {"softmax": SoftmaxPlan(8.0, 0)},
-    "a quarter by polynomial": {"softmax": SoftmaxPlan(8.0, 4)},
-    "all by polynomial": {"softmax": SoftmaxPlan(8.0, 1)},
-    "probabilities in one piece": {"late_keys": 0},
-    "probabilities in halves": {"late_keys": 64},
+    "no threshold": (FULL, {"softmax": SoftmaxPlan(0.0, 8)}, {}),
+    "threshold 8, no polynomial": (FULL, {"softmax": SoftmaxPlan(8.0, 0)}, {}),
+    "a quarter by polynomial": (FULL, {"softmax": SoftmaxPlan(8.0, 4)}, {}),
+    "all by polynomial": (FULL, {"softmax": SoftmaxPlan(8.0, 1)}, {}),
+    "probabilities in one piece": (FULL, {"late_keys": 0}, {}),
+    "probabilities in halves": (FULL, {"late_keys": 64}, {}),
+    "branchless rescale": (FULL, {"softmax": SoftmaxPlan(8.0, 8, branchless_rescale=True)}, {}),
+    "branchless rescale, no threshold": (FULL, {"softmax": SoftmaxPlan(0.0, 8, branchless_rescale=True)}, {}),
+    "turns in exponentiating": (FULL, {}, {"softmax_turns": True}),
+    "turns, all at once": (
+        FULL,
+        {"softmax": SoftmaxPlan(0.0, 0, branchless_rescale=True), "late_keys": 64},
+        {"softmax_turns": True},
+    ),
+    "one query tile, no threshold": (FEW, {"softmax": SoftmaxPlan(0.0, 8)}, {}),
+    "one query tile, probabilities in one piece": (FEW, {"late_keys": 0}, {}),
+    "one query tile, one score slot": (FEW, {}, {"score_stages": 1}),
+    "wide heads, branchless rescale": (WIDE, {"softmax": SoftmaxPlan(0.0, 8, branchless_rescale=True)}, {}),
+    "wide heads, one score slot": (WIDE, {}, {"score_stages": 1}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KNOBS)
 def test_the_extremes_of_a_plan_give_attention(name):
-    case = dataclasses.replace(FULL, changes=tuple(KNOBS[name].items()))
+    case, changes, options = KNOBS[name]
+    case = dataclasses.replace(case, changes=tuple(changes.items()), options=tuple(options.items()))
     check(attend(case, Adversarial(late=True), hazards=True), LSE_ERROR + POLYNOMIAL_ERROR)
+
+
+@pytest.mark.parametrize("case", [FEW, pytest.param(WIDE, marks=pytest.mark.slow)], ids=["few", "wide"])
+def test_two_score_slots_give_the_bits_of_one(case):
+    one = attend(dataclasses.replace(case, options=(("score_stages", 1),)), RoundRobin())
+    two = attend(case, Random(4), hazards=True)
+    check(two)
+    assert torch.equal(one.out.view(torch.int16), two.out.view(torch.int16))
+    assert torch.equal(one.lse, two.lse)
 
 
 CHOSEN = (
@@ -86,23 +110,9 @@ CHOSEN = (
     "full 256 40x300",
     "dim 192,128 causal",
     "used queries and keys",
+    "descending causal",
+    "outliers full",
 )
-
-
-def attended(case, arch):
-    """The public function on the emulated device ``arch``, judged; the device."""
-    inputs = case.inputs("cpu")
-    with attn4.emulator.device(arch, schedule="random", seed=3, sms=2, hazards=True) as gpu:
-        result = case.run(inputs, backend="emulator")
-    out, lse = result if case.lse else (result, None)
-    judge(out, lse, oracle(case, inputs), eager(case, inputs))
-    assert gpu.hazards == []
-    return gpu
-
-
-def is_small(case):
-    rows = case.q_shape[-3] * (1 if case.lens_q else case.batch)
-    return case.launches and rows * case.k_shape[-3] * case.heads <= MOST_PRODUCTS
 
 
 @pytest.mark.parametrize("name", CHOSEN)

@@ -44,4 +44,4 @@ class Inputs:
 
     def __iter__(self):
         yield from (self.q, self.k, self.v, self.out, self.lse, 0.125, UNBOUNDED, UNBOUNDED)
-        yield from (None, None, None, None, self.counter, CTAS)
+        yield from (None, None, None, None, None, self.counter, CTAS)

@@ -9,9 +9,8 @@ import torch
 
 import attn4
 from attn4 import flash_attn_func, flash_attn_varlen_func
-from attn4.ops.call import Options
+from attn4.ops.call import NO_VECTORS, Options
 from attn4.ops.dispatch import attend
-from attn4.ops.gpu import NO_VECTORS
 from cases import CASES, case, required_plans
 
 CU = torch.tensor([0, 3, 9], dtype=torch.int32)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from attn4 import artifact
-from attn4.artifact import artifact_for, plan_to_json, store
+from attn4.artifact import artifact_for, plan_from_json, plan_to_json, store
 from attn4.artifact.key import toolchain
 from attn4.cli import compile as command
 from attn4.cli import main
@@ -56,6 +56,16 @@ def test_flags_without_a_value_and_defaults():
     assert not plan.seqused_k
     assert not plan.lse
     assert plan.dtype == "bfloat16"
+
+
+def test_sorted_batches_come_with_the_kernel_that_sorts_them():
+    options = ("--head-dim", "64", "128", "--mask", "causal", "--varlen", "both", "--seqlen-q", "512")
+    found = dict.fromkeys(plans(*options, "--sorted", "both"))
+    assert set(plans(*options)) < set(found)
+    (sorting,) = (plan for plan in found if plan.kernel == "sort_batches")
+    assert sum(plan.schedule.sorted_batches for plan in found) == 2
+    assert command.describe(sorting).startswith("sm_90a sorts batches for tiles of 128 x 128 causal")
+    assert all(plan_from_json(plan_to_json(plan)) == plan for plan in found)
 
 
 @pytest.mark.parametrize("mask", command.MASKS)

@@ -82,6 +82,9 @@ def test_other_sets_are_what_their_names_say() -> None:
         assert cell.packed
         assert max(cell.seqlens) == 8_192
         assert sorted(cell.seqlens)[-2] < 512
+    for cell in cases("schedule"):
+        assert cell.packed or cell.mask == CAUSAL
+        assert cell.seqlens[-1] == max(cell.seqlens)
     assert all(cell.host for cell in cases("host"))
     assert all(flops(cell) < 1e9 for cell in cases("quick"))
 

@@ -353,7 +353,8 @@ def test_listing_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "forward", "--list"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 19
-    assert printed[-1] == "backends: attn4, cudnn, fa2, fa3, fa4, flex, reference, eager"
+    others = "attn4-dealt, attn4-linear, attn4-takeover, attn4-sorted, attn4-sorting"
+    assert printed[-1] == f"backends: attn4, cudnn, fa2, fa3, fa4, flex, reference, eager, {others}"
 
 
 def test_plan_of_a_row_names_its_tile_and_roles() -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import attn4
-from attn4.cli import COMMANDS, KERNEL_ERROR, USER_ERROR, demo, doctor, main
+from attn4.cli import COMMANDS, KERNEL_ERROR, USER_ERROR, demo, demo_b200, doctor, main
 
 
 def test_the_version_is_the_package_s(capsys):
@@ -141,6 +141,14 @@ def test_the_demo_s_model_speaks_alike_on_both_attentions(capsys):
     text = capsys.readouterr().out
     assert "the two agree" in text
     assert "attn4's reference in torch" in text
+    assert "THE KERNEL IS WRONG" not in text
+
+
+@pytest.mark.usefixtures("demo_packages")
+def test_the_demo_without_the_compiler_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(demo_b200, "find_spec", lambda name: None if name == "cutlass" else object())
+    assert demo_b200.show(None) == 0
+    assert "not run: install nvidia-cutlass-dsl[cu13] for it" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("demo_packages")
@@ -153,6 +161,7 @@ def test_the_demo_fails_when_attention_is_wrong(capsys, monkeypatch):
         "flash_attn_varlen_func",
         lambda *qkv, softmax_scale, **rest: right(*qkv, softmax_scale=1.05 * softmax_scale, **rest),
     )
+    monkeypatch.setattr(demo_b200, "show", lambda model: 0)
     assert main(["demo", "--device", "cpu", "--repeats", "1"]) == 1
     assert "THE TWO DIFFER" in capsys.readouterr().out
 

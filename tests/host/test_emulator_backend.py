@@ -11,7 +11,7 @@ pytest.importorskip("tvm_ffi")
 
 from attn4 import flash_attn_func, flash_attn_varlen_func
 from attn4.artifact.key import toolchain
-from attn4.ops import dispatch, gpu
+from attn4.ops import dispatch, gpu, prepared
 from attn4.plan.choose import choose
 from attn4.plan.plan import SoftmaxPlan
 
@@ -43,8 +43,8 @@ def test_savings_that_no_hopper_plan_takes_are_right_too(softmax, monkeypatch):
     monkeypatch.setattr(
         gpu, "choose", lambda problem, target: dataclasses.replace(choose(problem, target), softmax=softmax)
     )
-    monkeypatch.setattr(dispatch, "_launches", {})
-    monkeypatch.setattr(dispatch, "_recent", {})
+    for module, table in ((prepared, "_launches"), (dispatch, "_known"), (dispatch, "_recent")):
+        monkeypatch.setattr(module, table, {})
     q, k, v = tensors(1, 200, 1, 64)
     q = 8 * q  # so that maxima jump
     out = flash_attn_func(q, k, v, causal=True, backend="emulator")

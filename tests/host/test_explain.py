@@ -31,7 +31,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "cycles"),
     [
-        ([], ["1024, exponential 1024, shared memory 768"]),
+        ([], ["1024, exponential 1024, shared memory 768", "1024, exponential 1024, shared memory 512"]),
         (["--causal"], ["1024, exponential 1024, shared memory 768"]),
         (["--backward", "--cta-group", "1"], ["2560, exponential 1024, shared memory 3328"]),
         (["--backward", "--two-cta"], ["2560, exponential 1024, shared memory 2688"]),
@@ -123,7 +123,8 @@ def test_json_and_text_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["supported"] is True
     assert data["runnable"] is True
     assert [role["name"] for role in data["plan"]["roles"]][:3] == ["softmax0", "softmax1", "correction"]
-    assert data["tiles"]["slots"] == 148
+    assert data["plan"]["cta_group"] == 2
+    assert data["tiles"]["slots"] == 74
 
 
 def test_a_problem_without_a_plan_gets_reasons_and_a_bound(capsys: pytest.CaptureFixture[str]) -> None:

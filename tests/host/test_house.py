@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "src").rglob("*.py")) + sorted((ROOT / "tests").rglob("*.
 WANTED = {"file lines": 400, "function lines": 60, "arguments": 8}
 LIMIT = {"file lines": 600, "function lines": 120, "arguments": 12}
 
-CONVENTIONS = {"flash_attn_func", "flash_attn_varlen_func", "__call__"}
+CONVENTIONS = {"flash_attn_func", "flash_attn_varlen_func", "get_scheduler_metadata", "__call__"}
 """Their arguments are laid down elsewhere: by the flash-attn packages, and by how kernels are called."""
 
 

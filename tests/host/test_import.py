@@ -37,7 +37,14 @@ def test_a_call_on_the_cpu_needs_no_compiler():
 def test_the_public_names_are_these_and_no_others():
     import attn4
 
-    assert dir(attn4) == ["__version__", "explain", "flash_attn_func", "flash_attn_varlen_func", "reference"]
+    assert dir(attn4) == [
+        "__version__",
+        "explain",
+        "flash_attn_func",
+        "flash_attn_varlen_func",
+        "get_scheduler_metadata",
+        "reference",
+    ]
     for name in dir(attn4):
         assert getattr(attn4, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'flash_attn'"):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -45,15 +42,12 @@ def problem(head_dim: int, seqlen_q: int, **fields) -> Problem:
 def machine_code(library: bytes) -> str:
     """The disassembled kernel of an artefact's shared object."""
     from attn4.artifact.elf import cubins
+    from attn4.compiled.listing import DisassemblerMissingError, disassemble
 
-    tools = list(Path(sys.prefix).glob("lib/python*/site-packages/nvidia/cu*/bin/nvdisasm"))
-    if not tools:
-        pytest.skip("nvdisasm is not installed")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(next(iter(cubins(library))))
-        file.flush()
-        done = subprocess.run([tools[0], "-c", file.name], capture_output=True, text=True, check=True)
-    return done.stdout
+    try:
+        return disassemble(next(iter(cubins(library))))
+    except DisassemblerMissingError as error:
+        pytest.skip(str(error))
 
 
 @needs_dsl
@@ -76,25 +70,24 @@ def test_kernels_spill_nothing_and_products_run_on(name, tmp_path):
     assert waits == artifact.ptx().count("wgmma.wait_group")
 
 
-BLACKWELL = {
-    "full 64": ({"head_dim": 64, "mask": Mask(), "seqlen_q": 4096}, 0),
-    "full 128": ({"head_dim": 128, "mask": Mask(), "seqlen_q": 4096}, 0),
-    "full 256": ({"head_dim": 256, "mask": Mask(), "seqlen_q": 4096}, 0),
-    # The tile's record outlives the loop over keys: four registers are put by and fetched once a tile.
-    "causal 128": ({"head_dim": 128, "mask": Mask.of(True), "seqlen_q": 4096}, 12),
-}
-
-
 @needs_dsl
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BLACKWELL)
-def test_blackwell_kernels_spill_no_more_than_is_known(name):
+def test_with_turns_exponentials_stay_between_the_barriers():
+    """ptxas moves what it may above a wait: without a dependence 98 of the 113 of a step were there."""
     from attn4.artifact import artifact_for
+    from attn4.plan import sm100
 
-    fields, most = BLACKWELL[name]
-    code = machine_code(artifact_for(choose(problem(**fields), machine("sm_100a"))).library.read_bytes())
-    assert code.count("UTCHMMA") > 30
-    assert len(re.findall(r"\b(?:STL|LDL)\b", code)) <= most
+    plan = sm100.forward(problem(128, 4096, mask=Mask()), machine("sm_100a"), softmax_turns=True)
+    code = machine_code(artifact_for(plan).library.read_bytes())
+    found = re.findall(r"MUFU\.EX2|BAR\.SYNC|BAR\.ARV", code)
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(found)]
+    inside = [
+        runs[i][1]
+        for i in range(1, len(runs) - 1)
+        if (runs[i - 1][0], runs[i + 1][0]) == ("BAR.SYNC", "BAR.ARV")
+    ]
+    # In a masked step all, else less one in eight by polynomial.
+    assert inside == [128, 112]
 
 
 @needs_dsl

@@ -6,7 +6,7 @@ import torch
 from attn4 import flash_attn_func, flash_attn_varlen_func
 from attn4.machine import machine
 from attn4.mask import Mask
-from attn4.ops import check, dispatch, gpu, workspace
+from attn4.ops import check, dispatch, gpu, prepared, workspace
 from attn4.plan.choose import choose
 from attn4.reference import Lengths, forward
 from cases import BY_NAME, CASES, case, required_plans
@@ -29,7 +29,7 @@ class Kernel:
     @property
     def last(self):
         names = ("q", "k", "v", "out", "lse", "softmax_scale", "window_left", "window_right")
-        names += ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "counter", "ctas")
+        names += ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "batch_order", "counter", "ctas")
         return dict(zip(names, self.calls[-1], strict=True))
 
 
@@ -42,9 +42,9 @@ def kernels(monkeypatch):
     monkeypatch.setattr(gpu, "sm_count", lambda device: 132)
     monkeypatch.setattr(gpu, "_current_device", lambda: -1)
     monkeypatch.setattr(workspace, "counter", lambda device: COUNTER)
-    monkeypatch.setattr(check, "_backend", lambda name, device: "gpu")
-    monkeypatch.setattr(dispatch, "_launches", {})
-    monkeypatch.setattr(dispatch, "_recent", {})
+    monkeypatch.setattr(check, "backend_of", lambda name, device: "gpu")
+    for module, table in ((prepared, "_launches"), (dispatch, "_known"), (dispatch, "_recent")):
+        monkeypatch.setattr(module, table, {})
     return loaded
 
 
@@ -60,10 +60,11 @@ class ContractKernel:
         self.plan = plan
 
     def __call__(self, q, k, v, out, lse, scale, left, right, *rest):
-        *vectors, counter, _ctas = rest
+        *vectors, order, counter, _ctas = rest
         names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
         assert [x is not None for x in vectors] == [getattr(self.plan, name) for name in names]
         assert (lse is not None) == self.plan.lse
+        assert (order is not None) == self.plan.schedule.sorted_batches
         assert (counter is COUNTER) == self.plan.schedule.dynamic
         assert max(abs(left), abs(right)) <= 2**30
         mask = {"full": Mask(), "causal": Mask(None, 0), "window": Mask(left, right)}[self.plan.mask]
@@ -86,7 +87,7 @@ def _qkv(*shape, dtype=torch.bfloat16):
 def test_second_call_of_a_signature_neither_checks_nor_plans(kernels, monkeypatch):
     q, k, v = _qkv(2, 64, 4, 64)
     flash_attn_func(q, k, v)
-    monkeypatch.setattr(dispatch, "checked", None)
+    monkeypatch.setattr(prepared, "checked", None)
     monkeypatch.setattr(gpu, "prepare", None)
     out = flash_attn_func(q, k, v)
     assert out.shape == q.shape
@@ -111,7 +112,7 @@ def test_the_last_launch_serves_only_its_own_signature(contract, kind):
     for tensors in (plain, plain, other, other, plain, other):
         truth = forward(*tensors, softmax_scale=64**-0.5, mask=Mask(), lengths=Lengths())[0]
         assert torch.equal(flash_attn_func(*tensors), truth)
-    assert len(dispatch._launches) == 2
+    assert len(prepared._launches) == 2
 
 
 def test_the_last_launch_refuses_gradients(kernels):
@@ -136,7 +137,7 @@ def test_another_option_is_another_signature_in_both_orders(kernels, change):
     q, k, v = _qkv(2, 64, 4, 64)
     for keywords in ({}, change, {}, change):
         flash_attn_func(q, k, v, **keywords)
-    assert len(dispatch._launches) == 2
+    assert len(prepared._launches) == 2
 
 
 def test_bad_calls_are_refused_after_good_ones_of_the_same_shapes(kernels):
@@ -297,7 +298,7 @@ def test_a_misaligned_call_after_an_aligned_one_of_equal_shape_is_copied(kernels
     moved = storage[1:].view(q.shape)
     flash_attn_func(moved, k, v)
     last = _only(kernels).last
-    assert len(dispatch._launches) == 1
+    assert len(prepared._launches) == 1
     assert torch.equal(last["q"], moved)
     assert last["q"].data_ptr() % 16 == 0
     assert last["k"] is k
@@ -341,10 +342,10 @@ def test_hint_of_a_length_does_not_reach_the_kernel(kernels):
 
 
 def test_signatures_do_not_pile_up_without_end(kernels, monkeypatch):
-    monkeypatch.setattr(dispatch, "_MOST_LAUNCHES", 3)
+    monkeypatch.setattr(prepared, "_MOST_SIGNATURES", 3)
     for rows in range(1, 9):
         flash_attn_func(*_qkv(1, rows, 1, 64))
-        assert len(dispatch._launches) <= 3
+        assert len(prepared._launches) <= 3
 
 
 @pytest.mark.parametrize("name", [c.name for c in CASES if c.fault] + ["no lse 64 window", "packed offset"])
@@ -367,8 +368,8 @@ def test_every_case_asks_for_the_kernel_of_its_problem(kernels):
     """The list of plans made without a GPU is the list of kernels that calls load."""
     for named in CASES:
         kernels.clear()
-        dispatch._launches.clear()
-        dispatch._recent.clear()
+        for table in (prepared._launches, dispatch._known, dispatch._recent):
+            table.clear()
         named.run(named.inputs("cpu"))
         if not named.launches:
             assert not kernels

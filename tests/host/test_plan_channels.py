@@ -12,6 +12,8 @@ from attn4.machine import Machine, machine
 from attn4.mask import Mask
 from attn4.plan.channels import faults, validate
 from attn4.plan.choose import choose
+from attn4.plan.explain import explain
+from attn4.plan.launch_control import with_launch_control
 from attn4.plan.plan import Plan
 from attn4.problem import Problem
 
@@ -19,9 +21,11 @@ B200 = machine("B200")
 H200 = machine("H200")
 
 PLAIN = Problem(batch=2, seqlen_q=4096, seqlen_k=4096, heads=8, kv_heads=8, head_dim=128, head_dim_v=128)
-FORWARD = choose(PLAIN, B200)
+FORWARD = choose(PLAIN, B200, cta_group=1)
+FORWARD_PAIR = choose(PLAIN, B200, cta_group=2)
 DYNAMIC = choose(replace(PLAIN, mask=Mask.of(True)), B200)
-UNEQUAL = choose(replace(PLAIN, head_dim=192), B200)
+UNEQUAL = choose(replace(PLAIN, head_dim=192), B200, cta_group=1)
+UNEQUAL_PAIR = choose(replace(PLAIN, head_dim=192), B200, cta_group=2)
 SINGLE = choose(replace(PLAIN, direction="backward"), B200, cta_group=1)
 PAIR = choose(replace(PLAIN, direction="backward"), B200, cta_group=2)
 HOPPER = choose(PLAIN, H200)
@@ -46,7 +50,16 @@ def one_fault(plan: Plan, where: Machine, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "where"),
-    [(FORWARD, B200), (DYNAMIC, B200), (UNEQUAL, B200), (SINGLE, B200), (PAIR, B200), (HOPPER, H200)],
+    [
+        (FORWARD, B200),
+        (FORWARD_PAIR, B200),
+        (UNEQUAL_PAIR, B200),
+        (DYNAMIC, B200),
+        (UNEQUAL, B200),
+        (SINGLE, B200),
+        (PAIR, B200),
+        (HOPPER, H200),
+    ],
 )
 def test_chosen_plans_have_no_fault(plan: Plan, where: Machine) -> None:
     assert faults(plan, where) == ()
@@ -91,6 +104,21 @@ def test_chosen_plans_have_no_fault(plan: Plan, where: Machine) -> None:
             "softmax0 4 + softmax1 4 + correction 4 + mma 1 + store 1 + load 1 warps = 15",
         ),
         (UNEQUAL, "query", {"empty_arrivals": 1}, "empty_arrivals is 1, but mma 1 + store 1 warps = 2"),
+        (
+            FORWARD_PAIR,
+            "probabilities0_last",
+            {"full_arrivals": 4},
+            "full_arrivals is 4, but (softmax0 4 warps) x 2 CTAs = 8",
+        ),
+        (FORWARD_PAIR, "row_stats0", {"full_arrivals": 8}, "full_arrivals is 8, but softmax0 4 warps = 4"),
+        (FORWARD_PAIR, "scores1", {"full_arrivals": 2}, "full_arrivals is 2, but one commit = 1"),
+        (
+            UNEQUAL_PAIR,
+            "value",
+            {"transaction_bytes": 16384},
+            "a stage of value is 128 x 64 bfloat16 = 16384 bytes, x 2 CTAs = 32768",
+        ),
+        (UNEQUAL_PAIR, "query", {"empty_arrivals": 3}, "empty_arrivals is 3, but mma 1 + store 1 warps = 2"),
         (PAIR, "dscores", {"full_arrivals": 8}, "full_arrivals is 8, but (compute 8 warps) x 2 CTAs = 16"),
         (PAIR, "dq", {"empty_arrivals": 4}, "empty_arrivals is 4, but (reduce 4 warps) x 2 CTAs = 8"),
         (
@@ -107,6 +135,23 @@ def test_a_wrong_count_is_refused_with_its_arithmetic(
     plan: Plan, channel: str, fields: dict[str, Any], text: str
 ) -> None:
     one_fault(changed(plan, "channels", channel, **fields), B200, text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"mask": "causal"}, "the causal mask"),
+        ({"seqused_k": True}, "seqused_k"),
+        (
+            {"schedule": replace(FORWARD_PAIR.schedule, dynamic=True)},
+            "a schedule that each CTA takes for itself",
+        ),
+    ],
+)
+def test_a_pair_whose_ctas_may_take_other_steps_is_refused(fields: dict[str, Any], cause: str) -> None:
+    one_fault(
+        replace(FORWARD_PAIR, **fields), B200, f"the same steps, one at least, but {cause} may give others"
+    )
 
 
 def test_a_wrong_count_on_hopper_is_refused_with_its_arithmetic() -> None:
@@ -213,3 +258,27 @@ def test_a_barrier_buffer_of_another_size_is_refused() -> None:
 
 def test_more_named_barriers_than_the_hardware_has_are_refused() -> None:
     one_fault(changed(PAIR, "channels", "dq_slice", stages=16), B200, "take 16 named barriers; a CTA has 15")
+
+
+def test_launch_control_adds_a_response_that_adds_up() -> None:
+    found = with_launch_control(DYNAMIC)
+    assert faults(found, B200) == ()
+    assert found.channel("response").transaction_bytes == 16
+    assert found.shared_bytes == DYNAMIC.shared_bytes + 16 + 8
+    assert not found.schedule.counted
+    explained = replace(explain(replace(PLAIN, mask=Mask.of(True)), B200), plan=found)
+    assert "one CTA a tile, longest first order, taken over from CTAs that have not started" in str(explained)
+
+
+@pytest.mark.parametrize(
+    ("fields", "arch", "reason"),
+    [
+        ({"mask": Mask.of(True)}, "sm_90a", "no forward pass on Blackwell"),
+        ({"cu_seqlens_q": True}, "sm_100a", "number of tiles of packed sequences"),
+        ({}, "sm_100a", "dealt in advance"),
+        ({"direction": "backward"}, "sm_100a", "no forward pass"),
+    ],
+)
+def test_launch_control_is_refused_where_it_cannot_be(fields: dict[str, Any], arch: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        with_launch_control(choose(replace(PLAIN, **fields), machine(arch)))

@@ -1,31 +1,47 @@
-"""Faults planted in the channels of a kernel of attn4, by name: edits of its PTX, placed by its plan."""
+"""Faults planted in the channels of a kernel of attn4, by name: edits of its PTX, placed by its plan.
+
+Lines are never added, so that sites stay where they are.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attn4.emulator.state.block import SYSTEM_SHARED_BYTES
 from planted.waits import Site, without
 
 WORD = 8
+SIDES = ("full", "empty")
 _INIT = re.compile(r"(mbarrier\.init[\w.:]*\s+\[[^\]]*\]\s*,\s*)[^;]*;")
 _ADDRESS = re.compile(r"\[(%\w+)(?:\+(\d+))?\]")
 _TURN = re.compile(r"\bbar\.sync\s+(%\w+)\s*,\s*(\d+);")
+
+TILE_THREADS = 128
+ARRIVE_OF_TILE = (
+    "{{ .reg .pred one, second; .reg .b32 thread, barrier; mov.u32 thread, %tid.x; "
+    f"setp.ge.u32 second, thread, {TILE_THREADS}; "
+    "selp.b32 barrier, {second}, {first}, second; "
+    "elect.sync _|one, -1; @one mbarrier.arrive.shared.b64 _, [barrier]; }}"
+)
+"""Of the first of two barriers by the softmax of query tile 0, of the second by that of tile 1."""
 
 ARRIVE = "{{ .reg .pred one; elect.sync _|one, -1; @one mbarrier.arrive.shared.b64 _, [{base}+{offset}]; }}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The barriers of a channel: shared offsets of its full and its empty ones, and their arrive counts."""
+    """The barriers of a channel, or of those of all query tiles: shared offsets of the full and the empty
+    ones, if there are any, their arrive counts, and who says full ("tma", "thread" or "mma").
+    """
 
     name: str
     full: frozenset[int]
     empty: frozenset[int]
     counts: dict[str, int]
+    kind: str
 
     def barriers(self, side: str) -> frozenset[int]:
         """The barriers of the side "full" or "empty"."""
@@ -41,12 +57,26 @@ def rings(plan: dict[str, Any]) -> dict[str, Ring]:
         if channel["kind"] == "named":
             continue
         stages = channel["stages"]
-        offsets = [place + WORD * n for n in range(2 * stages)]
+        barriers = stages * (1 + (channel["empty_arrivals"] > 0))
+        offsets = [place + WORD * n for n in range(barriers)]
         counts = {"full": channel["full_arrivals"], "empty": channel["empty_arrivals"]}
         name = channel["name"]
-        found[name] = Ring(name, frozenset(offsets[:stages]), frozenset(offsets[stages:]), counts)
-        place += WORD * 2 * stages
+        full, empty = frozenset(offsets[:stages]), frozenset(offsets[stages:])
+        found[name] = Ring(name, full, empty, counts, channel["kind"])
+        place += WORD * barriers
     return found
+
+
+def of_all_tiles(found: dict[str, Ring]) -> dict[str, Ring]:
+    """The rings of a plan, those of query tiles 0 and 1 as one: both are served by the same text."""
+    merged: dict[str, Ring] = {}
+    for name, ring in found.items():
+        family = re.sub(r"\d", "", name)
+        other = merged.get(family)
+        if other is not None:
+            ring = replace(ring, full=ring.full | other.full, empty=ring.empty | other.empty)
+        merged[family] = replace(ring, name=family)
+    return merged
 
 
 def at(sites: Iterable[Site], kind: str, barriers: frozenset[int]) -> list[Site]:
@@ -76,7 +106,8 @@ def given_back_early(ptx: str, sites: Iterable[Site], ring: Ring) -> str:
     """Each consumer gives a slot back as soon as it is full, before it has read it."""
     sites = list(sites)
     lines = ptx.split("\n")
-    for site in at(sites, "arrive", ring.empty):
+    given_back = [site for site in sites if site.kind in ("arrive", "commit") and site.offsets <= ring.empty]
+    for site in given_back:
         lines[site.line - 1] = "// " + lines[site.line - 1]
     distance = min(ring.empty) - min(ring.full)
     for site in at(sites, "wait", ring.full):
@@ -85,6 +116,52 @@ def given_back_early(ptx: str, sites: Iterable[Site], ring: Ring) -> str:
         end = next(n for n in range(site.line, len(lines)) if lines[n].strip() == "}")
         offset = int(match[2] or 0) + distance
         lines[end] += " " + ARRIVE.format(base=match[1], offset=offset)
+    return "\n".join(lines)
+
+
+def slot_called_full_before_its_bytes(ptx: str, sites: Iterable[Site], ring: Ring) -> str:
+    """The producer announces no bytes: its arrival alone completes the full barrier."""
+    lines = ptx.split("\n")
+    for site in at(sites, "arrive", ring.full):
+        line = lines[site.line - 1]
+        if "expect_tx" in line:
+            lines[site.line - 1] = re.sub(r"\.expect_tx|(?<=\]), %\w+(?=;)", "", line)
+    return "\n".join(lines)
+
+
+def products_called_complete(ptx: str, sites: Iterable[Site], ring: Ring, side: str) -> str:
+    """The thread that issues products says at once that they are complete."""
+    lines = ptx.split("\n")
+    for site in at(sites, "commit", ring.barriers(side)):
+        address = _ADDRESS.search(lines[site.line - 1])
+        assert address is not None
+        lines[site.line - 1] = f"mbarrier.arrive.shared.b64 _, {address[0]};"
+    return "\n".join(lines)
+
+
+def arrived_early(ptx: str, sites: Iterable[Site], ring: Ring, side: str) -> str:
+    """Who arrives does so as soon as the wait before it in the text is over, and not when it is done."""
+    sites = list(sites)
+    lines = ptx.split("\n")
+    waits = [site for site in sites if site.kind == "wait"]
+    for site in at(sites, "arrive", ring.barriers(side)):
+        before = [wait for wait in waits if wait.line < site.line and wait.warps & site.warps]
+        assert len(site.offsets) <= 2, "which slot it is, is not known in the text"
+        lines[site.line - 1] = "// " + lines[site.line - 1]
+        end = next(n for n in range(before[-1].line, len(lines)) if lines[n].strip() == "}")
+        first, second = min(site.offsets), max(site.offsets)
+        lines[end] += " " + ARRIVE_OF_TILE.format(first=first, second=second)
+    return "\n".join(lines)
+
+
+def orders_dropped(ptx: str, sites: Iterable[Site], kind: str, warps: frozenset[int]) -> str:
+    """These warps do without the fences, or the waits without a barrier, of that kind."""
+    lines = ptx.split("\n")
+    chosen = [site for site in sites if site.kind == kind and site.warps <= warps]
+    if not chosen:
+        raise LookupError(f"no {kind} was executed by warps {sorted(warps)}")
+    for site in chosen:
+        lines[site.line - 1] = "// " + lines[site.line - 1]
     return "\n".join(lines)
 
 
@@ -100,4 +177,4 @@ def turn_count_changed(ptx: str, by: int) -> str:
 
 def each(channels: dict[str, Ring]) -> Iterator[tuple[str, str]]:
     """Channels with their sides."""
-    return ((name, side) for name in channels for side in ("full", "empty"))
+    return ((name, side) for name, ring in channels.items() for side in SIDES if ring.barriers(side))

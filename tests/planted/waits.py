@@ -1,5 +1,5 @@
-"""Operations on mbarriers in the text of a kernel: which are executed, by whom and on what, and the kernel
-without one of them.
+"""Operations on mbarriers, and what else orders accesses, in the text of a kernel: which are executed, by
+whom and on what, and the kernel without one of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,22 @@ from planted.replay import Recording
 KINDS = {"try_wait": "wait", "test_wait": "wait", "arrive": "arrive", "init": "init"}
 """Modifiers of mbarrier, and what the operation is called here."""
 
+ORDERS = (
+    "wait::ld",
+    "wait::st",
+    "fence::before_thread_sync",
+    "fence::after_thread_sync",
+    "proxy",
+    "wait_group",
+)
+"""Modifiers of what orders accesses without a barrier, and their kinds here."""
+
 _WAIT = re.compile(r"mbarrier\.(?:try|test)_wait[\w.:]*\s+([%\w$]+)(?:\|[%\w$]+)?\s*,[^;]*;")
 
 
 @dataclass(slots=True)
 class Site:
-    """One wait, arrive or init of the text, and how it was executed.
+    """One wait, arrive, commit, init or order of the text, and how it was executed.
 
     ``passes`` counts warps that executed it (for a wait: that got past it), ``vacuous`` those of them that
     met a barrier none of whose phases had completed. ``offsets`` are those of the barriers in shared memory,
@@ -48,7 +58,7 @@ class Site:
 
 
 def executed(recording: Recording, sms: int = 2) -> list[Site]:
-    """The waits, arrives and inits that a launch executes, in the order of the text."""
+    """What a launch executes of ``KINDS`` and ``ORDERS``, and tcgen05's commits, in the order of the text."""
     found: dict[int, Site] = {}
     text = recording.launch.ptx + "\n// so that code is generated anew\n"
     with _noted(found):
@@ -78,10 +88,21 @@ def _noted(found: dict[int, Site]) -> Iterator[None]:
 
     def find(instruction: Instruction) -> Definition:
         definition = look_up(instruction)
-        kind = next((kind for kind in KINDS if kind in instruction.modifiers), None)
-        if instruction.opcode != "mbarrier" or kind is None:
-            return definition
-        return replace(definition, build=_noting(found, KINDS[kind], definition.build))
+        modifiers = instruction.modifiers
+        if instruction.opcode == "mbarrier":
+            kind = next((KINDS[kind] for kind in KINDS if kind in modifiers), None)
+        elif instruction.opcode == "tcgen05" and modifiers[0] == "commit":
+            kind = "commit"
+        else:
+            order = next((order for order in ORDERS if order in modifiers), None)
+            return (
+                definition
+                if order is None
+                else replace(definition, build=_passing(found, order, definition.build))
+            )
+        return (
+            definition if kind is None else replace(definition, build=_noting(found, kind, definition.build))
+        )
 
     with patch.object(registry, "find", find):
         yield
@@ -103,6 +124,26 @@ def _noting(found: dict[int, Site], kind: str, build: Builder) -> Builder:
             found[site.line] = site
             _note(site, warp, mask, locate(base))
             return result
+
+        return noting
+
+    return built
+
+
+def _passing(found: dict[int, Site], kind: str, build: Builder) -> Builder:
+    """Note who executes what has no barrier."""
+
+    def built(instruction: Instruction) -> Function:
+        run = build(instruction)
+        site = Site(kind, instruction.line)
+
+        def noting(warp: Any, mask: Any, *rest: Any) -> Any:
+            found[site.line] = site
+            for place, number in enumerate(warp.numbers):
+                if mask[32 * place : 32 * (place + 1)].any():
+                    site.passes += 1
+                    site.warps.add(number)
+            return run(warp, mask, *rest)
 
         return noting
 

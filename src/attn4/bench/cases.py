@@ -201,6 +201,32 @@ def _varlen() -> tuple[Case, ...]:
     )
 
 
+def _schedule() -> tuple[Case, ...]:
+    """Where the order of work shows: few causal heads, and batches whose longest sequence comes last."""
+
+    def cell(head_dim: int, heads: int, seqlens: tuple[int, ...], mask: Mask) -> Case:
+        return Case(
+            case_set="schedule",
+            head_dim=head_dim,
+            heads=heads,
+            kv_heads=heads,
+            seqlens=seqlens,
+            mask=mask,
+            packed=len(set(seqlens)) > 1,
+        )
+
+    causal = ((16, (4096,)), (4, (16384,)))
+    ragged = ((64,) * 255 + (8192,), (4096, 12288), (256,) * 63 + (16384,))
+    return tuple(
+        each
+        for head_dim in (64, 128)
+        for each in (
+            *(cell(head_dim, heads, lengths, CAUSAL) for heads, lengths in causal),
+            *(cell(head_dim, 16, lengths, mask) for lengths in ragged for mask in (Mask(), CAUSAL)),
+        )
+    )
+
+
 def _window() -> tuple[Case, ...]:
     mask = Mask(left=WINDOW, right=0)
     return tuple(
@@ -252,6 +278,7 @@ _SETS = {
     "gqa": _gqa,
     "varlen": _varlen,
     "window": _window,
+    "schedule": _schedule,
     "quick": _quick,
     "host": _host,
 }

@@ -40,7 +40,7 @@ class Peer:
     case.
 
     ``prepare(case, inputs)`` does once what need not be done at each call. Calls run inside ``scope()``,
-    which is entered once for many calls.
+    which is entered once for many calls. One that is not ``usual`` takes part only when it is named.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Peer:
     refuses: Callable[[Case], str | None] = _takes_all
     scope: Callable[[], AbstractContextManager[Any]] = field(default=_no_scope)
     devices: tuple[str, ...] = ("cuda",)
+    usual: bool = True
 
 
 def distribution_version(module: str) -> str:
@@ -92,6 +93,28 @@ def _own(backend: str | None) -> Callable[[Case, Inputs], Call]:
         return _flash_attn_style(dense, packed, case, None, backend=backend)
 
     return prepare
+
+
+def _scheduled(schedule: str, *, presorted: bool = True) -> Callable[[Case, Inputs], Call]:
+    """attn4 under another schedule; not ``presorted``: the pre-pass is part of each call."""
+
+    def prepare(case: Case, inputs: Inputs) -> Call:
+        scheduled = importlib.import_module("attn4.bench.scheduled")
+        call: Call = scheduled.under(schedule, case, inputs)
+        if presorted:
+            return call
+
+        def sort_and_call(x: Inputs) -> Tensor:
+            scheduled.metadata(case, x)
+            return call(x)
+
+        return sort_and_call
+
+    return prepare
+
+
+def _sorted_refuses(case: Case) -> str | None:
+    return None if case.packed else "sequences of one length have no order"
 
 
 def _own_version() -> str:
@@ -267,14 +290,30 @@ PEERS = (
         _only(SDPBackend.MATH),
         devices=ANY_DEVICE,
     ),
+    Peer("attn4-dealt", _own_version, _scheduled("dealt"), usual=False),
+    Peer("attn4-linear", _own_version, _scheduled("linear"), usual=False),
+    Peer("attn4-takeover", _own_version, _scheduled("taken over"), usual=False),
+    Peer("attn4-sorted", _own_version, _scheduled("sorted"), _sorted_refuses, usual=False),
+    Peer(
+        "attn4-sorting",
+        _own_version,
+        _scheduled("sorted", presorted=False),
+        _sorted_refuses,
+        usual=False,
+    ),
 )
-"""Every backend; those for any device take part only when they are named."""
+"""Every backend; those for any device, and attn4 under other schedules, take part only when they are named.
+
+``attn4-dealt`` and ``attn4-linear`` take tiles in linear order, dealt in advance and from a counter;
+``attn4-takeover`` has cluster launch control (Blackwell, not packed), ``attn4-sorted`` is a call with
+scheduler metadata, ``attn4-sorting`` one that makes it each time.
+"""
 
 
 def select(names: tuple[str, ...] | None) -> tuple[Peer, ...]:
     """The backends of those names, or all that need a GPU; ``ValueError`` names one that does not exist."""
     if names is None:
-        return tuple(peer for peer in PEERS if "cpu" not in peer.devices)
+        return tuple(peer for peer in PEERS if peer.usual and "cpu" not in peer.devices)
     known = {peer.name: peer for peer in PEERS}
     for name in names:
         if name not in known:

@@ -69,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except RuntimeError as error:
         from attn4.artifact import CompileError, KernelUnavailableError
+        from attn4.compiled import DisassemblerMissingError
 
-        if not isinstance(error, (CompileError, KernelUnavailableError)):
+        if not isinstance(error, (CompileError, KernelUnavailableError, DisassemblerMissingError)):
             raise
         print(f"attn4 {args.command}: {error}", file=sys.stderr)
         return KERNEL_ERROR

@@ -5,6 +5,7 @@ import is reported and not timed. Rows go to OUT/rows.jsonl as they come and to 
 
   attn4 bench                                   the 18 forward cells against every backend that imports
   attn4 bench forward gqa --backends attn4,cudnn,fa3 --bundle bundle
+  attn4 bench schedule --backends attn4,attn4-dealt,attn4-linear,attn4-sorted,attn4-sorting
   attn4 bench host                              microseconds of the host for a call
   attn4 bench quick --backends reference,eager  a trial run that needs no GPU
   attn4 bench --plot OUT/rows.jsonl --out plots

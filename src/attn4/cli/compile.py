@@ -25,6 +25,7 @@ from attn4.machine import machine
 from attn4.mask import Mask
 from attn4.plan.choose import choose, runnable
 from attn4.plan.plan import Plan
+from attn4.plan.sorting import sorting_plan, with_sorted_batches
 from attn4.problem import Problem
 
 MASKS = {"full": Mask(), "causal": Mask.of(causal=True), "window": Mask(1024, 0)}
@@ -59,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_choice(parser, "--varlen", "no", "packed sequences with cu_seqlens")
     _add_choice(parser, "--seqused", "no", "a used length of each sequence of keys")
+    _add_choice(
+        parser, "--sorted", "no", "what scheduler_metadata needs: sorted batches, and the kernel that sorts"
+    )
     _add_choice(parser, "--lse", "yes", "return the log-sum-exp")
     parser.add_argument("--no-lse", dest="lse", action="store_const", const="no", help="short for --lse no")
     parser.add_argument("--jobs", type=int, metavar="N", help="compiles at a time (default: one a core)")
@@ -103,7 +107,19 @@ def plans_of(args: argparse.Namespace) -> Iterator[Plan]:
     reasons = dict.fromkeys(reason for target, problem in problems for reason in runnable(problem, target))
     if reasons:
         raise ValueError(" ".join(reasons))
-    return (choose(problem, target) for target, problem in problems)
+    chosen = (choose(problem, target) for target, problem in problems)
+    return (each for plan in chosen for each in _with_sorted(plan, CHOICES[args.sorted]))
+
+
+def _with_sorted(plan: Plan, choices: tuple[bool, ...]) -> Iterator[Plan]:
+    """``plan`` as it is, for sorted batches, or both; a batch of equal sequences has nothing to sort."""
+    ragged = any((plan.cu_seqlens_q, plan.cu_seqlens_k, plan.seqused_q, plan.seqused_k))
+    for wanted in choices:
+        if wanted and ragged:
+            yield with_sorted_batches(plan)
+            yield sorting_plan(plan)
+        else:
+            yield plan
 
 
 def read_plans(path: Path) -> list[Plan]:
@@ -121,8 +137,12 @@ def describe(plan: Plan) -> str:
     """A plan in a few words."""
     dims = f"{plan.head_dim}" if plan.head_dim == plan.head_dim_v else f"{plan.head_dim},{plan.head_dim_v}"
     words = [plan.arch, plan.direction, plan.dtype, f"head_dim {dims}", plan.mask]
+    if plan.kernel == "sort_batches":
+        words = [plan.arch, "sorts batches for tiles of", f"{plan.tile_m} x {plan.tile_n}", plan.mask]
     flags = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "lse", "deterministic")
     words += [flag for flag in flags if getattr(plan, flag)]
+    if plan.schedule.sorted_batches:
+        words.append("sorted batches")
     if plan.pack_gqa > 1:
         words.append(f"packs {plan.pack_gqa} heads")
     return " ".join(words)

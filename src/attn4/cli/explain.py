@@ -1,7 +1,8 @@
 """Print how attn4 solves a problem on a machine, and what bounds its speed. Needs no GPU.
 
 The text shows the roles of the warps, the maps of shared and tensor memory, the channels between roles with
-their arrive counts, the tile schedule, and how many cycles a tile keeps each unit busy.
+their arrive counts, the tile schedule, and how many cycles a tile keeps each unit busy. With --compiled also
+what the compiler made of it: registers, spills, and what each role's loop over keys issues.
 """
 
 from __future__ import annotations
@@ -9,8 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import fields
+from itertools import chain
+from typing import TYPE_CHECKING
 
-from attn4.plan.explain import Call, explain
+from attn4.plan.explain import Call, Explanation, explain
+
+if TYPE_CHECKING:
+    from attn4.compiled import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="inclusive bounds around the diagonal; none or -1: no bound",
     )
     parser.add_argument("--varlen", action="store_true", help="packed sequences with cu_seqlens")
+    parser.add_argument(
+        "--lengths",
+        type=lengths,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="of packed sequences, queries and keys alike, in their order; 63x256 is 63 of 256",
+    )
     parser.add_argument("--backward", action="store_true", help="the gradients instead of the output")
     parser.add_argument("--deterministic", action="store_true", help="bit-equal gradients in every run")
     group = parser.add_mutually_exclusive_group()
@@ -46,15 +60,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--two-cta", dest="cta_group", action="store_const", const=2, help="short for --cta-group 2"
     )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="compile the plan (or take it from the cache) and read its code",
+    )
     parser.add_argument("--json", action="store_true", help="the same as data")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation of the problem in ``args``."""
     call = {field.name: getattr(args, field.name) for field in fields(Call)}
+    call["lengths"] = tuple(chain.from_iterable(args.lengths))
     explanation = explain(machine=args.arch, cta_group=args.cta_group, **call)
-    print(json.dumps(explanation.to_dict(), indent=2) if args.json else explanation)
+    report = compiled(explanation) if args.compiled else None
+    if args.json:
+        data = explanation.to_dict() | ({} if report is None else {"compiled": report.to_dict()})
+        print(json.dumps(data, indent=2))
+    else:
+        print(explanation, *([] if report is None else [report]), sep="\n\n")
     return 0
+
+
+def compiled(explanation: Explanation) -> Report:
+    """The code of the explained plan. Raises ValueError if there is no plan, or no kernel for it."""
+    from attn4.artifact import artifact_for
+    from attn4.compiled import read
+
+    why_not = explanation.reasons or explanation.obstacles
+    if explanation.plan is None or why_not:
+        raise ValueError(f"--compiled: there is no kernel to read. {' '.join(why_not)}")
+    return read(explanation.plan, artifact_for(explanation.plan))
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Equal lengths of packed sequences: one, or a count and x before it."""
+    count, _, length = text.rpartition("x")
+    return (int(length),) * (int(count) if count else 1)
 
 
 def bound(text: str) -> int | None:

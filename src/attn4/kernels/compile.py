@@ -8,10 +8,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.shared.call import DTYPES
+from attn4.kernels.shared.sort_batches import SortBatches
 from attn4.kernels.sm90.backward.kernel import Backward as HopperBackward
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
 from attn4.kernels.sm100.backward.kernel import Backward as BlackwellBackward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
+from attn4.plan.workspace import block_elements
 
 BACKWARD = {"sm_90a": HopperBackward, "sm_100a": BlackwellBackward, "sm_103a": BlackwellBackward}
 FORWARD = {"sm_90a": HopperForward, "sm_100a": BlackwellForward, "sm_103a": BlackwellForward}
@@ -49,7 +51,7 @@ def fake_workspace(rows: int):
     """A contiguous float32 tensor (heads, blocks, ``rows``), which may exceed 2^31 elements."""
     strides = tuple(cute.sym_int64(divisibility=rows) for _ in range(2))
     shape = (cute.sym_int(), cute.sym_int(), rows)
-    return cute.runtime.make_fake_tensor(Float32, shape, stride=(*strides, 1), assumed_align=128)
+    return cute.runtime.make_fake_tensor(Float32, shape, stride=(*strides, 1), assumed_align=16)
 
 
 def compile_plan(plan):
@@ -59,30 +61,42 @@ def compile_plan(plan):
     the tensors' framework. Forward plans take the arguments
 
         q, k, v, out, lse, softmax_scale, window_left, window_right,
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, counter, ctas
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, batch_order, counter, ctas
 
-    and backward plans
+    where ``ctas`` is how many CTAs are launched at most (of pairs an odd one stays out, but one pair there
+    is), backward plans
 
         q, k, v, out, dout, lse, dlse, dq, dk, dv, minus_lse, minus_delta, dq_sum,
         softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
 
-    where out and lse are the results of the forward pass, dout and dlse their incoming gradients (dlse None
-    unless ``plan.lse``), and dq, dk, dv are written in full, in the dtype of q: zeros for rows of no
-    sequence, past a stated length, or that see nothing. lse and dlse are contiguous float32, laid out as the
-    forward pass gives them; tensors of rows have a last stride of 1, other strides that are multiples of 8
-    elements (0 too, but for dq, dk, dv), and begin at 16 bytes. minus_lse, minus_delta and dq_sum are memory
-    of the kernels' own: uninitialised float32, contiguous, of the shapes that `attn4.plan.workspace` gives,
-    from a multiple of 128 bytes on, which the next call on the same stream may use again. No size is 0.
+    and the kernel that sorts batches
+
+        batch_order, rows_q, rows_k, window_left, window_right,
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+
+    where rows are those of a padded sequence, and batch + 1 entries are written.
+
+    Of a backward plan out and lse are the results of the forward pass, dout and dlse their incoming gradients
+    (dlse None unless ``plan.lse``), and dq, dk, dv are written in full, in the dtype of q: zeros for rows of
+    no sequence, past a stated length, or that see nothing. lse and dlse are contiguous float32, laid out as
+    the forward pass gives them; tensors of rows have a last stride of 1, other strides that are multiples of
+    8 elements (0 too, but for dq, dk, dv), and begin at 16 bytes. minus_lse, minus_delta and dq_sum are the
+    kernels' own memory: uninitialised float32, contiguous, of the shapes that `attn4.plan.workspace` gives,
+    from a multiple of 16 bytes on, which the next call on the same stream may use again. No size is 0.
     """
-    if plan.cta_group != 1:
-        raise NotImplementedError("no kernel for groups of CTAs is built yet; choose a plan with cta_group=1")
-    arguments = forward_arguments(plan) if plan.direction == "forward" else backward_arguments(plan)
-    kernels = FORWARD if plan.direction == "forward" else BACKWARD
-    if plan.arch not in kernels:
-        raise NotImplementedError(f"no {plan.direction} kernel for {plan.arch} is built yet")
+    if plan.cta_group != 1 and plan.direction != "forward":
+        raise NotImplementedError("no backward kernel for groups of CTAs is built yet; choose cta_group=1")
+    if plan.kernel == "sort_batches":
+        kernel, arguments = SortBatches, (fake_integers(True), *[Int32(0)] * 4, *fake_lengths(plan))
+    elif plan.direction == "forward":
+        kernel, arguments = FORWARD[plan.arch], forward_arguments(plan)
+    elif plan.arch in BACKWARD:
+        kernel, arguments = BACKWARD[plan.arch], backward_arguments(plan)
+    else:
+        raise NotImplementedError(f"no backward kernel for {plan.arch} is built yet")
     with tempfile.TemporaryDirectory() as dump:
         return cute.compile(
-            kernels[plan.arch](plan),
+            kernel(plan),
             *arguments,
             cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
             options=f"--enable-tvm-ffi --gpu-arch {plan.arch} --keep-ptx --dump-dir {dump}",
@@ -103,15 +117,14 @@ def forward_arguments(plan) -> tuple:
         Int32(0),
         Int32(0),
         *fake_lengths(plan),
-        counter if plan.schedule.dynamic else None,
+        fake_integers(plan.schedule.sorted_batches),
+        counter if plan.schedule.counted else None,
         Int32(1),
     )
 
 
 def backward_arguments(plan) -> tuple:
     """Fake arguments of backward kernels."""
-    if plan.deterministic:
-        raise NotImplementedError("no deterministic backward kernel is built yet; choose deterministic=False")
     dtype = DTYPES[plan.dtype]
     queries, keys, rank = plan.cu_seqlens_q, plan.cu_seqlens_k, 2 if plan.cu_seqlens_q else 3
     return (
@@ -127,7 +140,7 @@ def backward_arguments(plan) -> tuple:
         fake_rows(dtype, keys),
         fake_workspace(plan.tile_m),
         fake_workspace(plan.tile_m),
-        fake_workspace(plan.tile_m * plan.head_dim),
+        fake_workspace(block_elements(plan)),
         Float32(1.0),
         Int32(0),
         Int32(0),

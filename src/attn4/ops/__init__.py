@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attn4.ops import library as library
 from attn4.ops.call import Call, Options
 from attn4.ops.dispatch import attend
 

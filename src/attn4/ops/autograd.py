@@ -1,87 +1,103 @@
-"""The reference path under torch.autograd."""
+"""The gradient of attention: what is saved for it and how it is taken, by eager calls and operators alike."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from attn4.ops.call import Call
-from attn4.ops.check import records_gradient
-from attn4.reference import Lengths, backward, forward
-from attn4.reference.backward import Saved
+from attn4.ops.operands import Operands
+from attn4.ops.prepared import compute, compute_gradient
+from attn4.ops.watched import transformed, watched
+
+_TENSORS = Operands._fields.index("softmax_scale")
+"""How many of the operands are tensors; they come first."""
 
 
-def attend_reference(call: Call) -> tuple[Tensor, Tensor]:
-    """Out in the dtype of Q, and LSE in float32; both differentiable with respect to q, k and v."""
-    if records_gradient(call.q, call.k, call.v):
-        return _Attention.apply(call.q, call.k, call.v, call)  # type: ignore[no-any-return, no-untyped-call]
-    out, lse = _forward(call)
-    return out, lse.float()
+def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep what ``differentiate`` needs: the operands and both results.
+
+    The length tensors too: overwriting one before backward is then an error of torch, not a wrong sum.
+    """
+    out, lse = output
+    if not inputs[Operands._fields.index("return_lse")]:
+        raise ValueError("attn4::forward was called with return_lse=False, but its gradient needs the LSE")
+    ctx.save_for_backward(out, lse, *inputs[:_TENSORS])
+    ctx.settings = inputs[_TENSORS:]
+    ctx.set_materialize_grads(False)
 
 
-def _forward(call: Call) -> tuple[Tensor, Tensor]:
-    return forward(
-        call.q, call.k, call.v, softmax_scale=call.softmax_scale, mask=call.mask, lengths=call.lengths
+def differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of the operands: of Q, K and V as far as they are asked for."""
+    out, lse, *tensors = ctx.saved_tensors
+    operands = Operands(*tensors, *ctx.settings)
+    nothing = (None,) * len(operands)
+    if grad_out is None and grad_lse is None:
+        return nothing
+    arguments = (grad_out, grad_lse, out, lse, *operands)
+    given = [x for x in (grad_out, grad_lse, *operands[:3]) if x is not None]
+    if torch.compiler.is_dynamo_compiling() or watched(*given):
+        gradients = torch.ops.attn4.backward(*arguments)
+    elif torch.is_grad_enabled() or transformed():
+        gradients = AttentionGradient.apply(*arguments)  # type: ignore[no-untyped-call]
+    else:
+        gradients = compute_gradient(grad_out, grad_lse, (out, lse), operands)
+    wanted = [x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad[:3], strict=True)]
+    return (*wanted, *nothing[3:])
+
+
+def refuse_second(_ctx: Any, *_gradients: Tensor | None) -> NoReturn:
+    """The gradient of the gradient."""
+    raise NotImplementedError(
+        "second derivatives of attention are not built: it is once differentiable; detach the gradients, or "
+        "write the attention in torch operations"
     )
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(call)
-        lengths = call.lengths
-        # The length tensors too: overwriting one before backward is then an error of torch, not a wrong sum.
-        ctx.save_for_backward(
-            q,
-            k,
-            v,
-            out,
-            lse,
-            lengths.cu_seqlens_q,
-            lengths.cu_seqlens_k,
-            lengths.seqused_q,
-            lengths.seqused_k,
-        )
-        ctx.softmax_scale, ctx.mask = call.softmax_scale, call.mask
-        ctx.set_materialize_grads(False)
-        return out, lse.float()
+def refuse_vmap(*_arguments: Any) -> NoReturn:
+    """What torch.vmap calls."""
+    raise NotImplementedError(
+        "torch.vmap over attention is not built, but attention has a batch axis: reshape to (batch, seqlen, "
+        "heads, head_dim), or use flash_attn_varlen_func"
+    )
+
+
+def refuse_tangent(_ctx: Any, *_tangents: Any) -> NoReturn:
+    """What forward-mode differentiation calls."""
+    raise NotImplementedError(
+        "forward-mode derivatives of attention are not built; use reverse mode (backward, torch.func.grad)"
+    )
+
+
+class Attention(torch.autograd.Function):
+    """``Operands`` to (out, lse), for eager calls: the operator's way costs ten times as much."""
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = ctx.saved_tensors
-        lengths = Lengths(
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k
-        )
-        saved = Saved(
-            q=q,
-            k=k,
-            v=v,
-            out=out,
-            lse=lse,
-            lengths=lengths,
-            softmax_scale=ctx.softmax_scale,
-            mask=ctx.mask,
-        )
-        gradients = _Gradient.apply(q, k, v, grad_out, grad_lse, saved)  # type: ignore[no-untyped-call]
-        return (*gradients, None)
+    def forward(*operands: Any) -> tuple[Tensor, Tensor]:
+        """Out and LSE."""
+        return compute(Operands(*operands))
+
+    setup_context: Any = staticmethod(save)
+    backward: Any = staticmethod(differentiate)
+    vmap: Any = staticmethod(refuse_vmap)
+    jvp: Any = staticmethod(refuse_tangent)
 
 
-class _Gradient(torch.autograd.Function):
+class AttentionGradient(torch.autograd.Function):
     """The backward pass as a node of its own, so that a derivative of it is an error and not 0."""
 
     @staticmethod
-    def forward(_ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, K and V come first only so that autograd knows what the gradients depend on."""
-        grad_out, grad_lse, saved = inputs[3:]
-        return backward(saved, grad_out, grad_lse)
+    def forward(
+        grad_out: Tensor | None, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *operands: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of Q, K and V."""
+        return compute_gradient(grad_out, grad_lse, (out, lse), Operands(*operands))
 
     @staticmethod
-    def backward(_ctx: Any, *_gradients: Tensor) -> Any:
-        raise NotImplementedError(
-            "second derivatives of attention are not built; detach the gradients, or write the attention in "
-            "torch operations"
-        )
+    def setup_context(_ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept for a gradient that is refused."""
+
+    backward: Any = staticmethod(refuse_second)
+    vmap: Any = staticmethod(refuse_vmap)
+    jvp: Any = staticmethod(refuse_tangent)

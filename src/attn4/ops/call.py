@@ -8,10 +8,17 @@ from typing import Any, Literal, NamedTuple, cast
 from torch import Tensor
 
 from attn4.mask import Mask
+from attn4.ops.schedule import MadeFor
 from attn4.problem import DType, Problem
 from attn4.reference import Lengths
 
 Backend = Literal["gpu", "emulator", "reference"]
+
+Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``, and the order of the sequences."""
+
+NO_VECTORS: Vectors = (None, None, None, None, None)
+"""Known by identity: all sequences have the length of their tensor."""
 
 
 class Options(NamedTuple):
@@ -27,13 +34,15 @@ class Options(NamedTuple):
     arch: Any = None
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
+    schedule: MadeFor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A legal call; ``q`` is (batch, seqlen_q, heads, dim), or (total_q, heads, dim) if ``cu_seqlens_q``.
 
-    ``arch`` is the architecture that the emulator runs; None on the other backends.
+    ``arch`` is the architecture that the emulator runs; None on the other backends. ``schedule``: what the
+    scheduler metadata that comes with the call was made for.
     """
 
     q: Tensor
@@ -48,6 +57,7 @@ class Call:
     arch: str | None = None
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
+    schedule: MadeFor | None = None
 
     @property
     def batch(self) -> int:

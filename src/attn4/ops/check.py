@@ -11,6 +11,7 @@ from torch import Tensor
 from attn4.mask import Mask
 from attn4.ops.call import Backend, Call, Options, batch_of
 from attn4.ops.check_lengths import check_lengths, check_max_seqlen
+from attn4.ops.schedule import LENGTHS, check_call
 from attn4.reference import Lengths
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -23,17 +24,17 @@ MAX_ROWS = 2**30 - 1
 
 
 def checked(q: Any, k: Any, v: Any, lengths: Lengths, options: Options) -> Call:
-    """The call that the arguments mean.
+    """The call that the arguments mean. What length tensors hold is not read: ``check_values`` does that.
 
     Raises TypeError for objects of a wrong kind, ValueError for values out of range, NotImplementedError for
     what is legal but not built.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_tensor(name, x)
-    _check_options(options)
+    check_options(options)
     _check_shapes(q, k, v, lengths)
     _check_kinds(q, k, v)
-    backend = _backend(options.backend, q.device)
+    backend = backend_of(options.backend, q.device)
     check_lengths(q, k, lengths)
     call = Call(
         q=q,
@@ -41,17 +42,49 @@ def checked(q: Any, k: Any, v: Any, lengths: Lengths, options: Options) -> Call:
         v=v,
         lengths=lengths,
         softmax_scale=_softmax_scale(options.softmax_scale, q.shape[-1]),
-        mask=Mask.of(bool(options.causal), _window(options.window_size)),
+        mask=Mask.of(bool(options.causal), window_of(options.window_size)),
         deterministic=bool(options.deterministic),
         return_lse=bool(options.return_lse),
         backend=backend,
-        arch=_arch(options.arch, backend),
+        arch=emulated_arch(options.arch, backend),
         max_seqlen_q=check_max_seqlen("max_seqlen_q", options.max_seqlen_q),
         max_seqlen_k=check_max_seqlen("max_seqlen_k", options.max_seqlen_k),
+        schedule=options.schedule,
     )
+    if call.schedule is not None:
+        names = tuple(name for name in LENGTHS if getattr(lengths, name) is not None)
+        check_call(call.schedule, call.batch, call.mask, names, str(q.device))
     if backend != "reference":
         _check_kernel(call)
     return call
+
+
+def check_options(options: Options) -> None:
+    """The keywords that say what they want without a look at the tensors. Raises as ``checked`` does."""
+    for name in ("causal", "deterministic", "return_lse"):
+        value = getattr(options, name)
+        if not isinstance(value, (bool, int)):
+            raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+    if isinstance(options.softcap, Tensor) or options.softcap:
+        raise NotImplementedError(
+            f"softcap={options.softcap} is not built yet; only softcap=0.0 (no cap) is supported"
+        )
+    _check_scale(options.softmax_scale)
+    window_of(options.window_size)
+    check_max_seqlen("max_seqlen_q", options.max_seqlen_q)
+    check_max_seqlen("max_seqlen_k", options.max_seqlen_k)
+
+
+def window_of(window: Any) -> tuple[int | None, int | None]:
+    """``window_size`` as a pair of bounds, None or -1 where there is no limit."""
+    legal = isinstance(window, (tuple, list)) and len(window) == 2
+    if not legal or not all(bound is None or isinstance(bound, (int, torch.SymInt)) for bound in window):
+        raise TypeError(
+            f"window_size must be (left, right) with an int or None on each side, got {window!r}; "
+            "None and -1 mean no limit"
+        )
+    left, right = window
+    return left, right
 
 
 def check_out(out: Any, like: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -72,9 +105,12 @@ def check_out(out: Any, like: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> 
     q, k, v = inputs
     if address and address in (q.data_ptr(), k.data_ptr(), v.data_ptr()):
         raise ValueError("out shares its memory with q, k or v, which are still read while out is written")
-    if torch.is_grad_enabled() and (
-        out.requires_grad or q.requires_grad or k.requires_grad or v.requires_grad
-    ):
+    check_out_unrecorded(out, *inputs)
+
+
+def check_out_unrecorded(*tensors: Tensor) -> None:
+    """A preallocated result has no place in a graph of gradients."""
+    if records_gradient(*tensors):
         raise ValueError("out= cannot be used while gradients are recorded; use torch.no_grad() or out=None")
 
 
@@ -90,42 +126,26 @@ def _check_tensor(name: str, x: Any) -> None:
         raise ValueError(f"{name} has layout {x.layout}; only torch.strided tensors can be read")
 
 
-def _check_options(options: Options) -> None:
-    for name in ("causal", "deterministic", "return_lse"):
-        value = getattr(options, name)
-        if not isinstance(value, (bool, int)):
-            raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
-    if isinstance(options.softcap, Tensor) or options.softcap:
-        raise NotImplementedError(
-            f"softcap={options.softcap} is not built yet; only softcap=0.0 (no cap) is supported"
-        )
+def _softmax_scale(scale: float | None, head_dim: int) -> float:
+    return 1 / math.sqrt(head_dim) if scale is None else float(scale)
 
 
-def _softmax_scale(scale: Any, head_dim: int) -> float:
+def _check_scale(scale: Any) -> None:
     if scale is None:
-        return 1 / math.sqrt(head_dim)
+        return
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"softmax_scale must be a float or None, got {type(scale).__name__}; use float(x)")
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(
             f"softmax_scale={scale} must be finite and greater than 0; to flip or drop the scores, scale q"
         )
-    return float(scale)
 
 
-def _window(window: Any) -> tuple[int | None, int | None]:
-    legal = isinstance(window, (tuple, list)) and len(window) == 2
-    if not legal or not all(bound is None or isinstance(bound, int) for bound in window):
-        raise TypeError(
-            f"window_size must be (left, right) with an int or None on each side, got {window!r}; "
-            "None and -1 mean no limit"
-        )
-    left, right = window
-    return left, right
-
-
-def _backend(name: Any, device: torch.device) -> Backend:
+def backend_of(name: Any, device: torch.device) -> Backend:
+    """The backend called ``name``, or that of the device."""
     if name is None:
+        if device.type == "meta":
+            return "reference"
         if device.type not in ("cuda", "cpu"):
             raise NotImplementedError(
                 f"attn4 runs on CUDA GPUs and on the CPU, but q is on {device}; "
@@ -147,7 +167,8 @@ def _backend(name: Any, device: torch.device) -> Backend:
     )
 
 
-def _arch(name: Any, backend: Backend) -> str | None:
+def emulated_arch(name: Any, backend: Backend) -> str | None:
+    """What the emulator runs; None on the other backends."""
     if backend != "emulator":
         if name is not None:
             raise ValueError(f"arch={name!r} is for backend='emulator'; leave it out, or choose that backend")
@@ -173,9 +194,10 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> None:
     batch_q, batch_k = batch_of(q, lengths.cu_seqlens_q), batch_of(k, lengths.cu_seqlens_k)
     if batch_q != batch_k:
         raise ValueError(f"q holds {batch_q} sequences and k holds {batch_k}; they must be equally many")
-    rows = max(q.shape[-3], k.shape[-3])
-    if rows > MAX_ROWS:
-        raise ValueError(f"a sequence axis of {rows} rows exceeds {MAX_ROWS}; split the batch")
+    # One by one: under torch.compile a maximum of two lengths would be a guard on their order.
+    for rows in (q.shape[-3], k.shape[-3]):
+        if rows > MAX_ROWS:
+            raise ValueError(f"a sequence axis of {rows} rows exceeds {MAX_ROWS}; split the batch")
 
 
 def _check_rank(name: str, x: Tensor, cu_seqlens: Any, cu_name: str) -> None:
@@ -223,11 +245,6 @@ def _check_kernel(call: Call) -> None:
         raise NotImplementedError(
             f"q has dtype {call.q.dtype}; kernels run {_names(GPU_DTYPES)}: use q.bfloat16(), "
             "or backend='reference'"
-        )
-    if records_gradient(call.q, call.k, call.v):
-        raise NotImplementedError(
-            "the backward pass of kernels on GPUs is not built yet, but q, k or v requires a gradient; call "
-            "it under torch.no_grad(), detach the tensors, or use backend='reference'"
         )
 
 

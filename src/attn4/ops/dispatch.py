@@ -2,135 +2,151 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attn4.ops import gpu
-from attn4.ops.autograd import attend_reference
-from attn4.ops.call import Call, Options
-from attn4.ops.check import check_out, checked
-from attn4.reference import Lengths
+from attn4.ops.autograd import Attention
+from attn4.ops.call import Options, Vectors
+from attn4.ops.check import check_options, check_out, check_out_unrecorded, records_gradient
+from attn4.ops.operands import Operands
+from attn4.ops.prepared import (
+    Key,
+    check_gradient,
+    check_shapes,
+    gradient_for,
+    launch_for,
+    remember,
+    signature,
+)
+from attn4.ops.recent import Recent
+from attn4.ops.watched import transformed, watched
 
-_MOST_LAUNCHES = 4096
-_launches: dict[tuple[Any, ...], gpu.Launch] = {}
 _recent: dict[tuple[Any, ...], Recent] = {}
-"""The last launch by its options: comparing signatures costs half of hashing one."""
+"""The last kernel's launch by its options: comparing tensors costs a tenth of hashing their signature."""
 
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """A launch without length tensors or gradients, and the tensors' signature that it was prepared for."""
-
-    launch: gpu.Launch
-    shapes: tuple[torch.Size, torch.Size, torch.Size]
-    strides: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype
-    device: int
-
-    @classmethod
-    def of(cls, launch: gpu.Launch, q: Tensor, k: Tensor, v: Tensor) -> Recent:
-        """The signature of checked tensors, which share dtype and device."""
-        strides = (q.stride(), k.stride(), v.stride())
-        return cls(launch, (q.shape, k.shape, v.shape), strides, q.dtype, q.get_device())
-
-    def fits(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Whether a call with these tensors takes the same launch."""
-        return (
-            (q.shape, k.shape, v.shape) == self.shapes
-            and (q.stride(), k.stride(), v.stride()) == self.strides
-            and self.dtype is q.dtype is k.dtype is v.dtype
-            and self.device == q.get_device() == k.get_device() == v.get_device()
-            and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        )
+_known: dict[Key, Recent] = {}
+"""Launches by their signatures."""
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, vectors: gpu.Vectors, options: tuple[Any, ...], out: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...], out: Tensor | None
 ) -> Any:
     """Out, or (out, lse) if asked for.
 
     ``options`` are the fields of ``Options`` in their order: a plain tuple, as it is part of the key by which
     a prepared launch is found.
     """
-    plain = vectors is gpu.NO_VECTORS
+    if torch.compiler.is_dynamo_compiling():
+        return _traced(q, k, v, vectors, Options(*options), out)
     try:
-        recent = _recent.get(options) if plain else None
-        if recent is not None and recent.fits(q, k, v):
-            launch: gpu.Launch | None = recent.launch
-        else:
-            recent = None
-            key = _signature(q, k, v, vectors, options)
-            launch = _launches.get(key)
+        recent = _recent.get(options)
+        if recent is None or not recent.fits(q, k, v, vectors):
+            recent = _known.get(signature(q, k, v, vectors, options))
+            if recent is not None and recent.fits(q, k, v, vectors):
+                _recent[options] = recent
+            else:
+                recent = None
     except (AttributeError, TypeError, RuntimeError):
         # Not dense tensors, or options that do not hash: the checks name the culprit, if it is one.
-        return _attend_anew(q, k, v, vectors, options, out)[1]
-    if launch is None:
-        launch, result = _attend_anew(q, k, v, vectors, options, out)
-        if launch is not None:
-            _remember(key, launch)
-        return result
-    if plain and recent is None:
-        _recent[options] = Recent.of(launch, q, k, v)
+        recent = None
+    if recent is None:
+        return _attend_anew(q, k, v, vectors, options, out)
     if out is not None:
-        check_out(out, launch.out_like, (q, k, v))
-    return launch(q, k, v, vectors, out)
-
-
-def _signature(
-    q: Tensor, k: Tensor, v: Tensor, vectors: gpu.Vectors, options: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """All that the checks and the choice of a plan depend on."""
-    return (
-        q.shape,
-        q.stride(),
-        q.dtype,
-        q.get_device(),
-        k.shape,
-        k.stride(),
-        k.dtype,
-        k.get_device(),
-        v.shape,
-        v.stride(),
-        v.dtype,
-        v.get_device(),
-        options,
-        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
-        vectors if vectors is gpu.NO_VECTORS else _kinds(vectors),
-    )
-
-
-def _kinds(vectors: gpu.Vectors) -> tuple[Any, ...]:
-    return tuple([x if x is None else (x.shape, x.stride(), x.dtype, x.get_device()) for x in vectors])
-
-
-def _remember(key: tuple[Any, ...], launch: gpu.Launch) -> None:
-    if len(_launches) >= _MOST_LAUNCHES:
-        _launches.clear()
-        _recent.clear()
-    _launches[key] = launch
+        check_out(out, recent.launch.out_like, (q, k, v))
+    return recent.launch(q, k, v, vectors, out)
 
 
 def _attend_anew(
-    q: Tensor, k: Tensor, v: Tensor, vectors: gpu.Vectors, options: tuple[Any, ...], out: Tensor | None
-) -> tuple[gpu.Launch | None, Any]:
-    """The result, and on a GPU the launch that gave it."""
-    lengths = Lengths(
-        cu_seqlens_q=vectors[0], cu_seqlens_k=vectors[1], seqused_q=vectors[2], seqused_k=vectors[3]
-    )
-    call = checked(q, k, v, lengths, Options(*options))
+    q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...], out: Tensor | None
+) -> Any:
+    if all(isinstance(x, Tensor) for x in (q, k, v)):
+        q, k, v = _autocast(q, k, v)
+        if watched(q, k, v) or transformed():
+            return _watched(q, k, v, vectors, Options(*options), out)
+        if records_gradient(q, k, v):
+            return _recorded(q, k, v, vectors, Options(*options), out)
+    launch, key = launch_for(q, k, v, vectors, options)
     if out is not None:
-        check_out(out, q.new_empty(1).expand(call.out_shape), (q, k, v))
-    if call.backend == "reference":
-        return None, _reference(call, out)
-    launch = gpu.prepare(call)
-    return launch, launch(q, k, v, vectors, out)
+        check_out(out, launch.out_like, (q, k, v))
+    if isinstance(launch, gpu.Launch) and key is not None:
+        _remember(options, key, Recent.of(launch, q, k, v, vectors))
+    return _public(launch(q, k, v, vectors, out))
 
 
-def _reference(call: Call, out: Tensor | None) -> Any:
-    result, lse = attend_reference(call)
+def _remember(options: tuple[Any, ...], key: Key, recent: Recent) -> None:
+    if not remember(_known, key, recent):
+        _recent.clear()
+    _recent[options] = recent
+
+
+def _recorded(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options, out: Tensor | None) -> Any:
+    """An eager call with a gradient; what cannot give one is refused before anything runs."""
+    check_options(options)
+    operands = Operands.of(q, k, v, vectors, options, return_lse=True)
+    gradient_for(operands)
     if out is not None:
-        result = out.copy_(result)
-    return (result, lse) if call.return_lse else result
+        check_out_unrecorded(q, k, v)
+    result = Attention.apply(*operands)  # type: ignore[no-untyped-call]
+    return _public(result if options.return_lse else result[0])
+
+
+def _watched(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options, out: Tensor | None) -> Any:
+    """A call on tensors that are more than numbers: PyTorch says what becomes of it."""
+    check_options(options)
+    operands = _operands(q, k, v, vectors, options)
+    if records_gradient(q, k, v):
+        check_gradient(operands)
+    else:
+        check_shapes(operands)
+    if watched(q, k, v):
+        return _finish(torch.ops.attn4.forward(*operands), operands, options, out)
+    result = Attention.apply(*operands._replace(return_lse=True))  # type: ignore[no-untyped-call]
+    return _finish(result, operands, options, out)
+
+
+def _traced(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options, out: Tensor | None) -> Any:
+    """A call inside torch.compile: one operator in the graph, whose shape function checks the tensors."""
+    check_options(options)
+    operands = _operands(*_autocast(q, k, v), vectors, options)
+    return _finish(torch.ops.attn4.forward(*operands), operands, options, out)
+
+
+def _operands(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options) -> Operands:
+    """With an LSE where a gradient will need it."""
+    return_lse = bool(options.return_lse) or records_gradient(q, k, v)
+    return Operands.of(q, k, v, vectors, options, return_lse)
+
+
+def _finish(result: tuple[Tensor, Tensor], operands: Operands, options: Options, given: Tensor | None) -> Any:
+    """The results that were asked for, out in the tensor that was given for it."""
+    out, lse = result
+    if given is not None:
+        check_out_unrecorded(given, *operands[:3])
+        if given.shape != out.shape or given.dtype != out.dtype:
+            raise ValueError(
+                f"out has shape {tuple(given.shape)}, dtype {given.dtype}, but this call writes "
+                f"{tuple(out.shape)}, {out.dtype}"
+            )
+        out = given.copy_(out)
+    return _public((out, lse) if options.return_lse else out)
+
+
+def _public(result: Any) -> Any:
+    """With an LSE in float32: for float64 inputs it was float64 until here, for the sake of the gradient."""
+    return (result[0], result[1].float()) if isinstance(result, tuple) else result
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In the dtype of the autocast region, if any, as torch's own attention takes them; float64 stays."""
+    kind = q.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    return _lowered(q, dtype), _lowered(k, dtype), _lowered(v, dtype)
+
+
+def _lowered(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from attn4.artifact import artifact_for
 from attn4.artifact.emulated import emulated, load_emulated
 from attn4.plan.plan import Plan
@@ -13,16 +15,24 @@ from attn4.plan.plan import Plan
 ARCHITECTURE = "sm_90a"
 """What runs outside of a device block: the only architecture that has kernels."""
 
-OUTPUTS = slice(3, 5)
-"""Which arguments of a kernel are out and LSE."""
+OUTPUTS = {
+    ("attention", "forward"): slice(3, 5),
+    ("attention", "backward"): slice(7, 13),
+    ("sort_batches", "forward"): slice(0, 1),
+}
+"""Which arguments a kernel writes before anything reads them: out and LSE; the gradients and what leads to
+them; the order."""
 
 CTAS = 4
 """How many multiprocessors a kernel is told of there: enough to deal tiles to, few enough to be quick."""
 
 
 def architecture(backend: str | None, arch: str | None) -> str | None:
-    """``arch``, if the emulator is asked for the default."""
-    if arch is not None or backend != "emulator":
+    """``arch``, if the emulator is asked for the default.
+
+    While torch.compile traces, the default stays None: it is that of the block in which the graph runs.
+    """
+    if arch is not None or backend != "emulator" or torch.compiler.is_dynamo_compiling():
         return arch
     device = _device()
     return ARCHITECTURE if device is None else str(device.chip.arch)
@@ -41,9 +51,11 @@ def emulated_kernel(plan: Plan) -> Callable[..., None]:
         device = _device()
         if device is not None:
             device.roles.update(dict.fromkeys((k.name for k in artifact.description.kernels), roles))
-            _poison(device, arguments[OUTPUTS])
-            # The last argument is how many CTAs a persistent grid has.
-            load_emulated(artifact)(*arguments[:-1], device.chip.sms)
+            _poison(device, arguments[OUTPUTS[plan.kernel, plan.direction]])
+            if plan.schedule.persistent:
+                # The last argument is how many CTAs a persistent grid has.
+                arguments = (*arguments[:-1], device.chip.sms)
+            load_emulated(artifact)(*arguments)
             return
         from attn4.emulator.runner import Runner
 

@@ -12,14 +12,11 @@ from torch import Tensor
 from attn4.artifact import kernel_for
 from attn4.machine import Machine, machine
 from attn4.ops import emulated, workspace
-from attn4.ops.call import Call
+from attn4.ops.call import NO_VECTORS, Call, Vectors
+from attn4.ops.schedule import check_plan
 from attn4.plan.choose import choose, invalid, runnable
-
-Vectors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k``."""
-
-NO_VECTORS: Vectors = (None, None, None, None)
-"""Known by identity: all sequences have the length of their tensor."""
+from attn4.plan.plan import Plan
+from attn4.plan.sorting import with_sorted_batches
 
 ALIGNMENT_BYTES = 16
 """Copy engines take addresses and strides in multiples of 16 bytes."""
@@ -49,7 +46,7 @@ class Launch:
     softmax_scale: float
     window_left: int
     window_right: int
-    dynamic: bool
+    counted: bool
     ctas: int
     scattered: bool
 
@@ -71,8 +68,8 @@ class Launch:
                 if x is not None:
                     addresses |= x.data_ptr()
         if self.scattered or addresses % ALIGNMENT_BYTES:
-            q, k, v = _movable(q), _movable(k), _movable(v)
-            vectors = _movable_vectors(vectors)
+            q, k, v = movable(q), movable(k), movable(v)
+            vectors = movable_vectors(vectors)
         self.kernel(
             q,
             k,
@@ -83,7 +80,7 @@ class Launch:
             self.window_left,
             self.window_right,
             *vectors,
-            workspace.counter(self.device) if self.dynamic else None,
+            workspace.counter(self.device) if self.counted else None,
             self.ctas,
         )
         return out if lse is None else (out, lse)
@@ -101,26 +98,40 @@ def prepare(call: Call) -> Launch:
     if wrong:
         raise ValueError(" ".join(wrong))
     on_gpu = call.backend == "gpu"
-    target = machine_of(device) if on_gpu else machine(call.arch or emulated.ARCHITECTURE)
-    missing = runnable(problem, target)
+    where = target(call)
+    missing = runnable(problem, where)
     if missing:
         raise NotImplementedError(" ".join(missing))
     # A kernel reads the lengths of the first sequence before it knows whether there is one.
     idle = call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape
-    plan = None if idle else choose(problem, target)
-    load = kernel_for if on_gpu else emulated.emulated_kernel
+    plan = None if idle else choose(problem, where)
+    if call.schedule is not None and plan is not None:
+        check_plan(call.schedule, plan)
+        plan = with_sorted_batches(plan)
     return Launch(
-        kernel=None if plan is None else load(plan),
+        kernel=None if plan is None else loader(call)(plan),
         device=device,
         out_like=call.q.new_empty(1).expand(call.out_shape),
         lse_like=call.q.new_empty(1, dtype=torch.float32).expand(call.lse_shape) if call.return_lse else None,
         softmax_scale=call.softmax_scale,
-        window_left=_clamp(call.mask.left),
-        window_right=_clamp(call.mask.right),
-        dynamic=plan is not None and plan.schedule.dynamic,
+        window_left=bound(call.mask.left),
+        window_right=bound(call.mask.right),
+        counted=plan is not None and plan.schedule.counted,
         ctas=sm_count(device) if on_gpu else emulated.CTAS,
         scattered=_scattered(call),
     )
+
+
+def target(call: Call) -> Machine:
+    """The machine that a call on a kernel is for: the GPU of the tensors, or what the emulator is to be."""
+    if call.backend == "gpu":
+        return machine_of(call.q.get_device())
+    return machine(call.arch or emulated.ARCHITECTURE)
+
+
+def loader(call: Call) -> Callable[[Plan], Callable[..., None]]:
+    """What makes a kernel of a plan, for where the call runs."""
+    return kernel_for if call.backend == "gpu" else emulated.emulated_kernel
 
 
 def machine_of(device: int) -> Machine:
@@ -140,8 +151,9 @@ def sm_count(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _clamp(bound: int | None) -> int:
-    return UNBOUNDED if bound is None else max(-UNBOUNDED, min(bound, UNBOUNDED))
+def bound(given: int | None) -> int:
+    """A bound of a window as kernels take it."""
+    return UNBOUNDED if given is None else max(-UNBOUNDED, min(given, UNBOUNDED))
 
 
 def _scattered(call: Call) -> bool:
@@ -157,16 +169,23 @@ def _uneven(x: Tensor) -> bool:
     return any(stride * x.element_size() % ALIGNMENT_BYTES for stride in x.stride()[:-1])
 
 
-def _movable(x: Tensor) -> Tensor:
+def movable(x: Tensor) -> Tensor:
     """``x`` itself, or a contiguous copy where the copy engine could not take it."""
-    if _uneven(x) or x.data_ptr() % ALIGNMENT_BYTES:
+    if x.stride(-1) != 1 or _uneven(x) or x.data_ptr() % ALIGNMENT_BYTES:
         return x.clone(memory_format=torch.contiguous_format)
     return x
 
 
-def _movable_vectors(vectors: Vectors) -> Vectors:
-    cu_q, cu_k, used_q, used_k = vectors
-    return _movable_vector(cu_q), _movable_vector(cu_k), _movable_vector(used_q), _movable_vector(used_k)
+def movable_vectors(vectors: Vectors) -> Vectors:
+    """The length tensors, those that a kernel could not read as copies."""
+    cu_q, cu_k, used_q, used_k, order = vectors
+    return (
+        _movable_vector(cu_q),
+        _movable_vector(cu_k),
+        _movable_vector(used_q),
+        _movable_vector(used_k),
+        order,
+    )
 
 
 def _movable_vector(x: Tensor | None) -> Tensor | None:

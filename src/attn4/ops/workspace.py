@@ -1,9 +1,15 @@
-"""The tile counter that a persistent kernel with a dynamic schedule takes its work from."""
+"""Memory of the kernels' own: the tile counter of a dynamic schedule, and what a backward pass works in."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+_BOUNDARY = 32
+"""Elements of float32 in 128 bytes."""
 
 _COUNTER_ENTRIES = 2
 _counters: dict[tuple[int, int], Tensor] = {}
@@ -25,6 +31,19 @@ def counter(device: int) -> Tensor:
     found = _counters.get(place)
     if found is None:
         found = _counters[place] = _zeros(device)
+    return found
+
+
+def uninitialised(like: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Float32 tensors on the device of ``like``, each from a multiple of 128 bytes on."""
+    sizes = [math.prod(shape) for shape in shapes]
+    room = sum(-(-size // _BOUNDARY) for size in sizes) * _BOUNDARY
+    memory = like.new_empty(room + _BOUNDARY, dtype=torch.float32)
+    start = -(memory.data_ptr() // memory.element_size()) % _BOUNDARY
+    found = []
+    for size, shape in zip(sizes, shapes, strict=True):
+        found.append(memory[start : start + size].view(shape))
+        start += -(-size // _BOUNDARY) * _BOUNDARY
     return found
 
 

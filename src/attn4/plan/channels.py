@@ -48,6 +48,7 @@ def faults(plan: Plan, machine: Machine) -> tuple[str, ...]:
         *_memory_faults(plan, machine),
         *(fault for channel in plan.channels for fault in _channel_faults(plan, channel)),
         *_barrier_faults(plan),
+        *_pair_faults(plan),
     )
 
 
@@ -56,6 +57,17 @@ def _duplicates(plan: Plan) -> Iterator[str]:
         names = [item.name for item in items]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"{kind} {name} is declared {names.count(name)} times"
+
+
+def _pair_faults(plan: Plan) -> Iterator[str]:
+    if plan.cta_group == 1 or plan.direction != "forward":
+        return
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+    causes = [f"the {plan.mask} mask"] if plan.mask != "full" else []
+    causes += [name for name in names if getattr(plan, name)]
+    causes += ["a schedule that each CTA takes for itself"] if plan.schedule.dynamic else []
+    if causes:
+        yield f"a pair of CTAs takes the same steps, one at least, but {', '.join(causes)} may give others"
 
 
 def _role_faults(plan: Plan) -> Iterator[str]:

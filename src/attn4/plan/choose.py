@@ -20,9 +20,9 @@ REFERENCE = 'use backend="reference", which runs on every device'
 def choose(problem: Problem, machine: Machine, *, cta_group: int | None = None) -> Plan:
     """The plan of ``problem`` on ``machine``, checked.
 
-    Shapes, strides and lengths leave no trace in it, except for two choices: whether the query heads of a
-    group share a tile, and whether a CTA takes one query tile or two. ``cta_group`` asks for pairs of CTAs
-    (2) or single ones (1); by default the plan decides.
+    Shapes, strides and lengths leave no trace in it, except for three choices: whether the query heads of a
+    group share a tile, whether a CTA takes one query tile or two, and whether CTAs work in pairs.
+    ``cta_group`` asks for pairs of CTAs (2) or single ones (1); by default the plan decides.
 
     Raises
     ------
@@ -68,7 +68,9 @@ def cta_groups(problem: Problem, machine: Machine) -> tuple[int, ...]:
     ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
     even = problem.mask.kind == "full" and not ragged
     several = problem.seqlen_q > 2 * sm100.TILE_ROWS
-    return (1, 2) if even and several else (1,)
+    if not (even and several):
+        return (1,)
+    return (2, 1) if sm100.pairs_pay(problem) else (1, 2)
 
 
 def unsupported(problem: Problem, machine: Machine) -> tuple[str, ...]:
@@ -79,10 +81,10 @@ def unsupported(problem: Problem, machine: Machine) -> tuple[str, ...]:
 def runnable(problem: Problem, machine: Machine) -> tuple[str, ...]:
     """Why ``problem`` does not run on ``machine`` today: no plan, or no kernel for it; empty if it does."""
     reasons = unsupported(problem, machine)
-    if not reasons and problem.direction == "backward":
+    if not reasons and problem.direction == "backward" and problem.deterministic:
         reasons = (
-            f"The backward pass on {machine.chip} ({machine.name}) has plans, but its kernels are not built "
-            f"yet. Call it without gradients, or {REFERENCE}.",
+            f"The deterministic backward pass on {machine.chip} ({machine.name}) has plans, but its kernels "
+            f"are not built yet. Use deterministic=False, or {REFERENCE}.",
         )
     return reasons
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from attn4.machine import Machine
 from attn4.machine import machine as machine_named
 from attn4.mask import Mask
-from attn4.plan.choose import choose, runnable, unsupported
+from attn4.plan.choose import choose, cta_groups, runnable, unsupported
 from attn4.plan.feeds import UNITS, Feeds, Step, feeds
 from attn4.plan.layout import padded
+from attn4.plan.makespan import MOST_TILES, Makespan, alternatives, makespan
+from attn4.plan.order import Batch, tile_count
 from attn4.plan.plan import Buffer, Plan, Space
 from attn4.plan.tiles import Tiles, count_tiles
 from attn4.problem import DType, Problem
@@ -26,7 +28,10 @@ class Explanation:
 
     ``plan`` and ``tiles`` are None where no plan exists: ``reasons`` say why. ``obstacles`` say why it does
     not run today, plan or no plan. ``feeds`` hold the bound of a 128 x 128 tile, for each group of CTAs that
-    is worth comparing, and then that of the plan's own step if it is another one.
+    is worth comparing, and then that of the plan's own step if it is another one. ``makespans``: how long
+    schedules take, by name: the plan's "own", "dealt" in advance in linear order, and where lengths were
+    given, "sorted"; empty for a backward pass, and for more tiles than are worth dealing. ``lengths`` are
+    those of packed sequences, if they were given.
     """
 
     problem: Problem
@@ -36,6 +41,8 @@ class Explanation:
     obstacles: tuple[str, ...]
     tiles: Tiles | None
     feeds: tuple[Feeds, ...]
+    makespans: dict[str, Makespan]
+    lengths: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -52,6 +59,8 @@ class Explanation:
             "plan": None if self.plan is None else asdict(self.plan),
             "tiles": None if self.tiles is None else {**asdict(self.tiles), "waves": self.tiles.waves},
             "feeds": [_feeds_dict(f, self.machine) for f in self.feeds],
+            "lengths": list(self.lengths),
+            "makespans": {name: {**asdict(m), "ratio": m.ratio} for name, m in self.makespans.items()},
         }
 
 
@@ -61,6 +70,8 @@ class Call:
 
     ``head_dim_v``, ``kv_heads`` and ``seqlen_k`` are by default ``head_dim``, ``heads`` and ``seqlen_q``.
     ``causal`` and ``window_size`` as in ``flash_attn_func``; ``varlen``: packed sequences, cu_seqlens.
+    ``lengths`` of packed sequences, queries and keys alike, take the place of ``batch``, ``seqlen_q``,
+    ``seqlen_k`` and ``varlen``.
     """
 
     batch: int = 4
@@ -74,23 +85,26 @@ class Call:
     causal: bool = False
     window_size: tuple[int | None, int | None] = (None, None)
     varlen: bool = False
+    lengths: tuple[int, ...] = ()
     backward: bool = False
     deterministic: bool = False
 
     def problem(self) -> Problem:
         """The problem that this call is."""
+        longest = max(self.lengths, default=self.seqlen_q)
+        packed = self.varlen or bool(self.lengths)
         return Problem(
-            batch=self.batch,
-            seqlen_q=self.seqlen_q,
-            seqlen_k=self.seqlen_q if self.seqlen_k is None else self.seqlen_k,
+            batch=len(self.lengths) or self.batch,
+            seqlen_q=longest,
+            seqlen_k=longest if self.seqlen_k is None or self.lengths else self.seqlen_k,
             heads=self.heads,
             kv_heads=self.heads if self.kv_heads is None else self.kv_heads,
             head_dim=self.head_dim,
             head_dim_v=self.head_dim if self.head_dim_v is None else self.head_dim_v,
             dtype=self.dtype,
             mask=Mask.of(self.causal, self.window_size),
-            cu_seqlens_q=self.varlen,
-            cu_seqlens_k=self.varlen,
+            cu_seqlens_q=packed,
+            cu_seqlens_k=packed,
             direction="backward" if self.backward else "forward",
             deterministic=self.deterministic,
         )
@@ -116,29 +130,49 @@ def explain(
     ValueError
         No such machine, or ``cta_group`` does not fit. An unsupported problem is not an error here.
     """
+    lengths: tuple[int, ...] = ()
     if problem is None:
-        problem = Call(**call).problem()
+        described = Call(**call)
+        problem, lengths = described.problem(), described.lengths
     elif call:
         raise TypeError(f"Give a problem or its keywords, not both; got a problem and {', '.join(call)}.")
     where = machine_named(machine) if isinstance(machine, str) else machine
     reasons = unsupported(problem, where)
     plan = None if reasons else choose(problem, where, cta_group=cta_group)
+    tiles = None if plan is None else count_tiles(problem, plan, where)
     return Explanation(
         problem=problem,
         machine=where,
         plan=plan,
         reasons=reasons,
         obstacles=runnable(problem, where),
-        tiles=None if plan is None else count_tiles(problem, plan, where),
+        tiles=tiles,
         feeds=tuple(feeds(where, step) for step in _steps(problem, where, plan, cta_group)),
+        makespans={} if plan is None else _makespans(problem, where, plan, lengths),
+        lengths=lengths,
     )
+
+
+def _makespans(
+    problem: Problem, machine: Machine, plan: Plan, lengths: tuple[int, ...]
+) -> dict[str, Makespan]:
+    batch = Batch.of(problem)
+    if lengths:
+        batch = replace(Batch.self_attention(lengths, problem.heads, problem.mask), kv_heads=problem.kv_heads)
+    if plan.direction != "forward" or tile_count(plan, batch) > MOST_TILES:
+        return {}
+    others = alternatives(plan)
+    chosen = {"own": plan, "dealt": others["dealt"]} | ({"sorted": others["sorted"]} if lengths else {})
+    return {name: makespan(each, machine, batch) for name, each in chosen.items()}
 
 
 def _steps(problem: Problem, machine: Machine, plan: Plan | None, cta_group: int | None) -> list[Step]:
     if problem.direction == "backward":
         groups: Sequence[int] = machine.cta_groups
+    elif plan is None:
+        groups = (cta_group or 1,)
     else:
-        groups = (plan.cta_group if plan is not None else cta_group or 1,)
+        groups = sorted(cta_groups(problem, machine))
     steps = [
         Step(
             tile_m=REFERENCE_TILE,
@@ -268,7 +302,9 @@ def _schedule(e: Explanation) -> Iterable[str]:
     schedule, tiles = e.plan.schedule, e.tiles
     unit = "CTA" if e.plan.cta_group == 1 else "pair of CTAs"
     grid = f"one {unit} a tile" if not schedule.persistent else "persistent CTAs"
-    dealt = "taken from a counter" if schedule.dynamic else "dealt in advance"
+    dealt = "taken from a counter" if schedule.counted else "dealt in advance"
+    if schedule.launch_control:
+        grid, dealt = f"one {unit} a tile", "taken over from CTAs that have not started"
     order = schedule.order.replace("_", " ")
     section = f", in sections of {schedule.section_bytes >> 20} MiB for L2" if schedule.section_bytes else ""
     most = "at most " if _lengths(e.problem) else ""
@@ -277,6 +313,22 @@ def _schedule(e: Explanation) -> Iterable[str]:
     yield f"  {most}{tiles.tiles} tiles on {tiles.slots} {place}: {tiles.waves:.2f} waves"
     share = tiles.steps / tiles.full_steps if tiles.full_steps else 1
     yield f"  {most}{tiles.steps} steps ({share:.0%} of an unmasked call), the longest tile {tiles.longest}"
+    yield from _makespan_line(e)
+
+
+def _makespan_line(e: Explanation) -> Iterable[str]:
+    if not e.makespans or not e.makespans["own"].bound:
+        return
+    own = e.makespans["own"]
+    most = "at most " if _lengths(e.problem) and not e.lengths else ""
+    microseconds = own.cycles / (e.machine.clock_ghz * 1000)
+    told = {"sorted": "with scheduler metadata", "dealt": "dealt in linear order"}
+    others = "".join(
+        f"; {words} {e.makespans[name].ratio:.2f}"
+        for name, words in told.items()
+        if name in e.makespans and e.makespans[name] != own
+    )
+    yield f"  makespan {most}{microseconds:.1f} us, {own.ratio:.2f} of the bound{others} (modelled)"
 
 
 def _bounds(e: Explanation) -> Iterable[str]:

@@ -11,6 +11,7 @@ from attn4.problem import Direction, DType
 Space = Literal["shared", "tensor"]
 ChannelKind = Literal["tma", "thread", "mma", "named"]
 TileOrder = Literal["linear", "longest_first", "shortest_first"]
+KernelKind = Literal["attention", "sort_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,23 @@ class Schedule:
     """In which order tiles are taken, and by whom.
 
     ``dynamic``: a persistent grid takes tiles from a counter in global memory. ``section_bytes`` bounds
-    K and V of the heads worked on together, so that they stay in L2; 0 is no sections.
+    K and V of the heads worked on together, so that they stay in L2; 0 is no sections. ``sorted_batches``:
+    sequences are taken in the order of a map that a pre-pass kernel has made, those with the longest tiles
+    first. ``launch_control``: the grid has a CTA a tile, and tiles are those of CTAs that have not started,
+    taken over, instead of a counter's.
     """
 
     order: TileOrder = "linear"
     persistent: bool = True
     dynamic: bool = False
     section_bytes: int = 0
+    sorted_batches: bool = False
+    launch_control: bool = False
+
+    @property
+    def counted(self) -> bool:
+        """Whether tiles come from the counter in global memory."""
+        return self.dynamic and not self.launch_control
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +98,13 @@ class SoftmaxPlan:
 
     ``rescale_threshold``: the running maximum moves only when it grows by more than this, in log2 units;
     0 moves it always. ``fma_exp_every``: one 2^x in so many is a polynomial on the FMA units; 0 is none.
+    ``branchless_rescale``: the output is multiplied in every step, by 1 where no maximum moved; else a warp
+    none of whose rows moved skips it.
     """
 
     rescale_threshold: float = 0.0
     fma_exp_every: int = 0
+    branchless_rescale: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +120,8 @@ class Plan:
 
     ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step
     hand their probabilities over last: O += P V begins without them.
+
+    ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """
 
     arch: str
@@ -134,6 +150,7 @@ class Plan:
     query_tiles: int = 1
     late_keys: int = 0
     deterministic: bool = False
+    kernel: KernelKind = "attention"
 
     def role(self, name: str) -> Role:
         """The role of that name."""
@@ -147,10 +164,27 @@ class Plan:
         """The channel of that name."""
         return next(channel for channel in self.channels if channel.name == name)
 
+    def crosses(self, channel: Channel) -> bool:
+        """Whether ``channel`` connects the CTAs of a pair: one of its roles is only the leader's."""
+        names = (channel.producer, *channel.consumers)
+        return any(role.leader_only for role in self.roles if role.name in names)
+
+    @property
+    def may_lack_keys(self) -> bool:
+        """Whether a tile may see no key; not in a pair (`plan/channels.py`)."""
+        return self.cta_group == 1
+
     @property
     def row_tile(self) -> int:
         """Query rows of a tile of the tensor core."""
         return self.tile_m // self.query_tiles
+
+    @property
+    def score_stages(self) -> int:
+        """Score tiles in tensor memory for each query tile: with two, S of the next step is there while the
+        softmax of this one runs.
+        """
+        return self.channel("scores0").stages
 
     @property
     def output_in_query(self) -> bool:

@@ -4,9 +4,13 @@ Per step of 128 keys the mma warp issues, for tile i of the CTA, O_i += P_i V an
 while the softmax warpgroup of the other tile works: products and exponentials overlap. A softmax thread owns
 a row. The correction warpgroup rescales O, off the softmax's path, and writes the output.
 
-Two facts save barriers, both because products complete in the order of issue: a full S_i(j+1) says that
-O_i += P_i(j) V has read P_i and written O_i; and the products after S_i was read are issued only once P_i,
-which lies in S_i's columns, is full.
+A CTA with one query tile has two slots of scores and takes them in turns, in the same order: O += P(j) V,
+then S(j+2), while the softmax works on S(j+1).
+
+Two facts save barriers, both because products complete in the order of issue: a full S says that the product
+which read P from the same slot is complete; and S is overwritten by a product that is issued only once P,
+which lies in its columns, is full. With one slot that product is O += P V of the step before, so that a full
+S also says that O is written; with two it is the one before that, and each O is announced.
 """
 
 from __future__ import annotations
@@ -35,7 +39,16 @@ MOST_STAGES = 10
 """Deeper K/V rings hide no more latency: 10 slots of 16 KB are 160 KB in flight."""
 
 LEAST_SLOTS = 3
-"""Two slots are read by products in flight, one is filled: with fewer the output borrows Q's storage."""
+"""Two slots are read by products in flight, one is filled: with fewer the output borrows Q's storage.
+
+So it does with a ring of one slot, which nothing could fill while products read it.
+"""
+
+PAIRED_HEAD_DIMS = ((128, 128), (192, 128))
+"""Those of K and of V for which pairs of CTAs are the default in full attention."""
+
+MANY_BLOCKS = 16
+"""Row blocks of a head from which on the half pair that an odd number wastes is at most 6% of them."""
 
 SECTION_BYTES = 50 * 2**20
 """K and V of the heads that are worked on together: well inside L2."""
@@ -52,13 +65,17 @@ The same for every mask and tile count, so that a row's result does not depend o
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What decides a forward plan's storage: query tiles of a CTA, padded head dims, CTAs of a group."""
+    """What decides a forward plan's storage and channels: query tiles of a CTA, padded head dims, CTAs of a
+    group; score tiles of a query tile, and whether the softmax warpgroups take turns in exponentiating.
+    """
 
     tiles: int
     head_dim: int
     head_dim_v: int
     dtype: str
     cta_group: int
+    score_stages: int = 1
+    softmax_turns: bool = False
 
     @property
     def one_ring(self) -> bool:
@@ -76,13 +93,25 @@ class Layout:
         return (TILE_KEYS, self.head_dim_v // self.cta_group)
 
 
-def forward(problem: Problem, machine: Machine, cta_group: int = 1) -> Plan:
-    """The forward plan of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs."""
+def forward(
+    problem: Problem,
+    machine: Machine,
+    cta_group: int = 1,
+    *,
+    score_stages: int | None = None,
+    softmax_turns: bool = False,
+) -> Plan:
+    """The forward plan of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs.
+
+    ``score_stages`` and ``softmax_turns`` as in `Layout`; by default two score tiles where there is only one
+    query tile.
+    """
     mask = problem.mask.kind
     head_dim, head_dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
     pack_gqa = packed_heads(problem)
     tiles = 1 if head_dim_v > 128 or problem.seqlen_q * pack_gqa <= TILE_ROWS else 2
-    layout = Layout(tiles, head_dim, head_dim_v, problem.dtype, cta_group)
+    stages = score_stages or 3 - tiles
+    layout = Layout(tiles, head_dim, head_dim_v, problem.dtype, cta_group, stages, softmax_turns)
     schedule = forward_schedule(problem)
     pieces, borrowed = shared_pieces(layout, machine, schedule.dynamic)
     channels = forward_channels(layout, pieces, schedule.dynamic, borrowed)
@@ -111,6 +140,18 @@ def forward(problem: Problem, machine: Machine, cta_group: int = 1) -> Plan:
         seqused_k=problem.seqused_k,
         lse=problem.lse,
     )
+
+
+def pairs_pay(problem: Problem) -> bool:
+    """Whether full attention over several row blocks is better off in pairs of CTAs.
+
+    At these head dimensions products read shared memory for 3/4 of the time that they take, or more, and
+    copies come on top; a pair halves the bytes of K and V, and has twice as many slots. Below, exponentials
+    bind. An odd number of row blocks leaves half a pair without work: worth it if that is little.
+    """
+    blocks = -(-problem.seqlen_q // (2 * TILE_ROWS))
+    dims = padded(problem.head_dim), padded(problem.head_dim_v)
+    return dims in PAIRED_HEAD_DIMS and (blocks % 2 == 0 or blocks >= MANY_BLOCKS)
 
 
 def packed_heads(problem: Problem) -> int:
@@ -175,7 +216,8 @@ def shared_pieces(layout: Layout, machine: Machine, dynamic: bool) -> tuple[tupl
     out = Piece(name="out", shape=(TILE_ROWS, layout.head_dim_v), dtype=layout.dtype, stages=layout.tiles)
     free = machine.shared_memory - SMALL_BYTES - query.size("shared")
     ring = ring_pieces(layout, free - out.size("shared"))
-    borrowed = sum(piece.stages for piece in ring) < LEAST_SLOTS
+    slots = [piece.stages for piece in ring if piece.borrows is None]
+    borrowed = sum(slots) < LEAST_SLOTS or (layout.cta_group == 2 and min(slots) < 2)
     if borrowed:
         ring = ring_pieces(layout, free)
         out = Piece(name=out.name, shape=out.shape, dtype=out.dtype, stages=out.stages, borrows="query")
@@ -193,7 +235,12 @@ def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
         stages = min(room // key, MOST_STAGES)
         if stages < 2:
             return ()
-        return (Piece(name="key_value", shape=layout.key_shape, dtype=layout.dtype, stages=stages),)
+        slots = Piece(name="key_value", shape=layout.key_shape, dtype=layout.dtype, stages=stages)
+        if layout.key_shape == layout.value_shape:
+            return (slots,)
+        # Of a pair, half of the keys and half of the columns: other shapes of as many bytes.
+        half = layout.value_shape
+        return slots, Piece(name="value", shape=half, dtype=layout.dtype, stages=stages, borrows=slots.name)
     value = stage_size("shared", layout.value_shape, layout.dtype)
     pairs = min(max(room, 0) // (key + value), MOST_STAGES // 2)
     if pairs < 1:
@@ -206,13 +253,25 @@ def ring_pieces(layout: Layout, room: int) -> tuple[Piece, ...]:
 
 
 def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
-    """A score tile, P in its upper half, and an output for each query tile: 512 columns at most."""
+    """Score tiles and an output for each query tile: 512 columns at most.
+
+    P lies within its own scores: in the upper half, or with two in the upper half of the first and the lower
+    half of the second, side by side.
+    """
     tile, out = (TILE_ROWS, TILE_KEYS), (TILE_ROWS, layout.head_dim_v)
     half = TILE_KEYS // 2
     tiles = range(layout.tiles)
-    scores = [Piece(name=f"scores{i}", shape=tile, dtype="float32") for i in tiles]
+    stages = layout.score_stages
+    scores = [Piece(name=f"scores{i}", shape=tile, dtype="float32", stages=stages) for i in tiles]
     probabilities = [
-        Piece(name=f"probabilities{i}", shape=tile, dtype=layout.dtype, borrows=f"scores{i}", at=half)
+        Piece(
+            name=f"probabilities{i}",
+            shape=tile,
+            dtype=layout.dtype,
+            stages=stages,
+            borrows=f"scores{i}",
+            at=half,
+        )
         for i in tiles
     ]
     outputs = [Piece(name=f"output{i}", shape=out, dtype="float32") for i in tiles]
@@ -223,7 +282,7 @@ def forward_channels(
     layout: Layout, pieces: tuple[Piece, ...], dynamic: bool, borrowed: bool
 ) -> tuple[Channel, ...]:
     """Who hands what to whom; counts are in warps (see plan/channels.py)."""
-    pair = layout.cta_group
+    pair, slots = layout.cta_group, layout.score_stages
     stages = {piece.name: piece.stages for piece in pieces}
     bytes_of = {piece.name: stage_size("shared", piece.shape, piece.dtype) * pair for piece in pieces}
     # A query slot that lends its bytes to the output comes back only when the output has left.
@@ -231,7 +290,7 @@ def forward_channels(
     query = Channel(
         "query", "tma", "query", layout.tiles, "load", readers, 1, len(readers), bytes_of["query"]
     )
-    rings = [name for name in ("key_value", "key", "value") if name in stages]
+    rings = ["key_value"] if layout.one_ring else ["key", "value"]
     channels = [
         query,
         *(Channel(name, "tma", name, stages[name], "load", ("mma",), 1, 1, bytes_of[name]) for name in rings),
@@ -240,10 +299,15 @@ def forward_channels(
         softmax_role = f"softmax{i}"
         probabilities = f"probabilities{i}"
         channels += [
-            Channel(f"scores{i}", "mma", f"scores{i}", 1, "mma", (softmax_role,), 1, 0),
-            Channel(probabilities, "thread", probabilities, 1, softmax_role, ("mma",), 4 * pair, 0),
-            Channel(f"{probabilities}_last", "thread", probabilities, 1, softmax_role, ("mma",), 4 * pair, 0),
+            Channel(f"scores{i}", "mma", f"scores{i}", slots, "mma", (softmax_role,), 1, 0),
+            Channel(probabilities, "thread", probabilities, slots, softmax_role, ("mma",), 4 * pair, 0),
+            Channel(
+                f"{probabilities}_last", "thread", probabilities, slots, softmax_role, ("mma",), 4 * pair, 0
+            ),
         ]
+    if layout.softmax_turns:
+        groups = tuple(f"softmax{i}" for i in range(layout.tiles))
+        channels.append(Channel("turn", "named", None, layout.tiles, groups[0], groups, 2 * TILE_ROWS, 0))
     for i in range(layout.tiles):
         channels += [
             Channel(f"row_stats{i}", "thread", f"row_stats{i}", 1, f"softmax{i}", ("correction",), 4, 4),

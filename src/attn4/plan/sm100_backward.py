@@ -72,7 +72,7 @@ def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
         mask=mask,
         tile_m=ROWS,
         tile_n=ROWS,
-        roles=backward_roles(cta_group, mask == "causal" and not problem.deterministic),
+        roles=backward_roles(cta_group),
         buffers=(*pack("shared", (*pieces, *words)), *pack("tensor", tensor_pieces(layout))),
         channels=channels,
         schedule=backward_schedule(problem),
@@ -88,16 +88,18 @@ def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
 
 
 def backward_schedule(problem: Problem) -> Schedule:
-    """One CTA a key tile. Deterministic sums wait for each other, least under shortest first by sections."""
-    if problem.deterministic and problem.mask.kind != "full":
+    """One CTA a key tile. Deterministic sums wait for each other, least where the shortest tiles come first,
+    and tiles of the same head not side by side but a section apart.
+    """
+    if problem.deterministic:
         return Schedule("shortest_first", persistent=False, section_bytes=SECTION_BYTES)
     return Schedule("linear", persistent=False)
 
 
-def backward_roles(cta_group: int, masked: bool) -> tuple[Role, ...]:
+def backward_roles(cta_group: int) -> tuple[Role, ...]:
     """Warpgroups for dQ and for the elementwise work; registers are 512 for each lane of a warp."""
     pair = cta_group == 2
-    reduce, compute, other = (136, 136, 104) if pair else (136, 144, 88) if masked else (152, 136, 88)
+    reduce, compute, other = (136, 136, 104) if pair else (96, 160, 96)
     rest = (
         (
             Role("relay", 14, 1, other, "tells the leader that the peer's half of dS has arrived"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn4.machine import Machine
+from attn4.mask import Mask
 from attn4.plan.plan import Plan
 from attn4.problem import Problem
 
@@ -56,14 +57,19 @@ def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
 
 def _steps(problem: Problem, plan: Plan, first: int, last: int, other: tuple[int, int]) -> int:
     """Steps of the tile of rows ``first`` to ``last``: blocks of the other side that its mask meets."""
-    length, step = other
     shift = problem.seqlen_k - problem.seqlen_q
-    left, right = problem.mask.left, problem.mask.right
     if plan.direction == "forward":
-        first, last = first // plan.pack_gqa, last // plan.pack_gqa
-    else:
-        # Key j meets the queries from j - shift - right to j - shift + left.
-        shift, left, right = -shift, right, left
-    low = 0 if left is None else max(0, first + shift - left)
-    high = length - 1 if right is None else min(length - 1, last + shift + right)
+        return blocks_met(problem.mask, (first // plan.pack_gqa, last // plan.pack_gqa), shift, other)
+    # Key j meets the queries from j - shift - right to j - shift + left.
+    return blocks_met(Mask(problem.mask.right, problem.mask.left), (first, last), -shift, other)
+
+
+def blocks_met(mask: Mask, rows: tuple[int, int], shift: int, other: tuple[int, int]) -> int:
+    """Blocks of the other side, given as (length, block), that rows first to last meet under ``mask``.
+
+    Row ``i`` meets ``j`` from ``i + shift - left`` to ``i + shift + right``.
+    """
+    length, step = other
+    low = 0 if mask.left is None else max(0, rows[0] + shift - mask.left)
+    high = length - 1 if mask.right is None else min(length - 1, rows[1] + shift + mask.right)
     return 0 if high < low else high // step - low // step + 1

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from attn4.plan.plan import Plan
 
+LOCK_ELEMENTS = 32
+"""Room for a lock, so that blocks still begin at 128 bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
@@ -18,7 +21,8 @@ class Workspace:
 
     ``row_stats`` is the shape of ``minus_lse`` and of ``minus_delta``: (heads, blocks, rows of a block).
     ``dq_sum`` is (heads, blocks, elements of a block), a block's columns in groups of four: element
-    (row, column) at (column // 4 * rows + row) * 4 + column % 4.
+    (row, column) at (column // 4 * rows + row) * 4 + column % 4. With a deterministic plan a block ends with
+    ``LOCK_ELEMENTS`` more, of which the first is an int32: how many tiles of keys have been added.
     """
 
     row_stats: tuple[int, int, int]
@@ -28,7 +32,12 @@ class Workspace:
 def workspace(plan: Plan, batch: int, heads: int, rows_q: int) -> Workspace:
     """What one call needs; ``rows_q`` are the rows of the query tensor, those of all sequences if packed."""
     blocks = query_blocks(plan, batch, rows_q)
-    return Workspace((heads, blocks, plan.tile_m), (heads, blocks, plan.tile_m * plan.head_dim))
+    return Workspace((heads, blocks, plan.tile_m), (heads, blocks, block_elements(plan)))
+
+
+def block_elements(plan: Plan) -> int:
+    """Elements of a block of sums, its lock included."""
+    return plan.tile_m * plan.head_dim + (LOCK_ELEMENTS if plan.deterministic else 0)
 
 
 def query_blocks(plan: Plan, batch: int, rows_q: int) -> int:

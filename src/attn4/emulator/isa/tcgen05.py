@@ -368,10 +368,11 @@ def _account(
     warp: Warp, lane: int, i: Instruction, form: tuple[Any, bool, bool], operands: tuple[int, int, int]
 ) -> list[Cta]:
     """Count a product and tell the watch of it; the CTAs that take part."""
-    product, _, _ = form
+    product, _, in_tensor = form
     tally = warp.block.grid.tally
     tally.add(warp, lane, "products")
     tally.add(warp, lane, "flop", 2 * product.m * product.n * product.k)
+    tally.add(warp, lane, "operand bytes", product.operand_bytes(in_tensor))
     ctas = _ctas(warp.block, product.ctas)
     if (watch := warp.block.grid.watch) is not None:
         watch.copies.tensor_product(warp, lane, ctas, form, operands, i)

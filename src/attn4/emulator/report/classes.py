@@ -59,6 +59,7 @@ CLASSES: Final[dict[str, str]] = {
     "bulk reduce bytes": "bulk reductions",
     "products": "matrix instructions",
     "flop": "their operations, a multiply-add being two",
+    "operand bytes": "what those of tcgen05 read in shared memory",
     "barrier waits": "mbarrier waits that ended",
     "barrier arrivals": "mbarrier arrivals",
     "named barriers": "bar, barrier",

@@ -94,6 +94,11 @@ class Product:
         size = FORMATS[self.b].bytes
         return Tile(self.n // self.ctas, STEP_BYTES // size, size, self.transpose_b)
 
+    def operand_bytes(self, a_in_tensor: bool) -> int:
+        """What is read of A and B in the shared memory of all CTAs."""
+        tiles = (self.b_tile,) if a_in_tensor else (self.a_tile, self.b_tile)
+        return self.ctas * STEP_BYTES * sum(tile.rows for tile in tiles)
+
     @cached_property
     def d_columns(self) -> int:
         """Columns of tensor memory that D takes."""

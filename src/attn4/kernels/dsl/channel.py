@@ -6,7 +6,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from attn4.kernels.dsl import tcgen05
 from attn4.kernels.dsl.carried import Carried, Fixed
 
 
@@ -14,17 +13,19 @@ class Ring(Fixed):
     """The barriers of one channel: ``stages`` full ones from ``barriers`` on, then as many empty ones.
 
     A channel without empty arrivals has no empty barriers: its slot comes back with another channel.
-    ``number`` counts the CTA's barriers before it.
+    ``number`` counts the CTA's barriers before it. ``pair``: the CTAs that it connects.
     """
 
-    def __init__(self, channel, barriers, number: int):
+    def __init__(self, channel, barriers, number: int, pair):
         self.channel = channel
         self.barriers = barriers
         self.number = number
+        self.pair = pair
 
     def beside(self, other: Ring, tile):
         """This ring for a ``tile`` of 0 and ``other``, whose counts are the same, for 1."""
-        return Ring(self.channel, self.barriers + tile * (other.number - self.number), self.number)
+        barriers = self.barriers + tile * (other.number - self.number)
+        return Ring(self.channel, barriers, self.number, self.pair)
 
     def initialise(self):
         """Set the arrive counts that the plan declares; by one thread, before any other use."""
@@ -82,9 +83,12 @@ class Producer(End):
 
     @cute.jit
     def expect(self):
-        """Announce the bytes that the copies into the acquired slot will report; by one warp."""
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.barrier, self.ring.channel.transaction_bytes)
+        """Announce the bytes that the copies into the acquired slot will report, of a pair those of both; by
+        one warp.
+        """
+        if self.ring.pair.leads(True):
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(self.barrier, self.ring.channel.transaction_bytes)
 
     def send(self, rows, tiles, index):
         """Copy tile ``index`` of ``rows`` into the next free slot; by one warp."""
@@ -104,13 +108,20 @@ class Producer(End):
         """Hand over a slot that this warp filled with ordinary stores."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.barrier)
+            self.ring.pair.arrive(self.barrier)
 
     @cute.jit
     def commit(self):
         """Hand over a slot when the products that this warp has issued are complete."""
         with cute.arch.elect_one():
-            tcgen05.commit(self.barrier)
+            self.ring.pair.commit(self.barrier)
+
+    @cute.jit
+    def drain(self):
+        """Wait until all slots have come back."""
+        for _ in cutlass.range_constexpr(self.ring.channel.stages):
+            self.acquire()
+            self.advance()
 
 
 class Consumer(End):
@@ -137,7 +148,7 @@ class Consumer(End):
     def release(self, slot):
         """Give ``slot`` back when the products that this warp has issued are complete."""
         with cute.arch.elect_one():
-            tcgen05.commit(self.ring.empty(slot))
+            self.ring.pair.commit(self.ring.empty(slot))
 
 
 class Turn(Fixed):
@@ -148,6 +159,11 @@ class Turn(Fixed):
     def __init__(self, channel, group):
         self.channel = channel
         self.group = group
+
+    @classmethod
+    def of(cls, plan, group):
+        """The turns of warpgroup ``group`` that ``plan`` declares; of none, if it declares none."""
+        return cls(next((channel for channel in plan.channels if channel.name == "turn"), None), group)
 
     @cute.jit
     def open(self):

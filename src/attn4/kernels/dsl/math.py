@@ -83,6 +83,27 @@ def scale_by_power(value, shifted):
     )
 
 
+def zero_of(value):
+    """0, computed from a ``value`` that is not negative in a way that no compiler sees through."""
+    return cute.arch.inline_ptx(
+        "shr.s32 {$w0}, {$r0}, 31;", write_only_types=[Int32], read_only_args=[Int32(value)]
+    )
+
+
+def bits_from(first):
+    """A word whose bits from ``first`` on are set: all of them if it is negative, none from 32 on."""
+    return cute.arch.inline_ptx(
+        "{ .reg .s32 n; max.s32 n, {$r0}, 0; shl.b32 {$w0}, -1, n; }",
+        write_only_types=[Int32],
+        read_only_args=[first],
+    )
+
+
+def signed_word(bits: int) -> int:
+    """A word of 32 bits as the signed integer that it is."""
+    return bits - (1 << 32) if bits >> 31 else bits
+
+
 @cute.jit
 def reduce_columns(values, function: cutlass.Constexpr, start):
     """Fold a row of registers with ``function`` in two chains, so that latencies overlap."""

@@ -10,6 +10,7 @@ from cutlass.utils.hopper_helpers import get_smem_layout_atom
 
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.channel import Ring
+from attn4.kernels.dsl.pair import Pair
 
 ALIGNMENT = 1024
 """Swizzle atoms repeat every 1024 bytes of the absolute address."""
@@ -55,14 +56,16 @@ class Arena(Fixed):
             cute.recast_ptr(self.base + buffer.offset, layout.inner, dtype=dtype), layout.outer
         )
 
-    def rings(self) -> dict[str, Ring]:
-        """A ring for each channel that has barriers in shared memory."""
+    def rings(self, pair=None) -> dict[str, Ring]:
+        """A ring for each channel that has barriers in shared memory, by default of a CTA alone."""
         pointer = self.pointer("barriers", cutlass.Int64)
         rings = {}
+        alone = Pair(1)
         number = 0
         for channel in self.plan.channels:
             if channel.kind != "named":
-                rings[channel.name] = Ring(channel, pointer + number, number)
+                crossing = pair is not None and self.plan.crosses(channel)
+                rings[channel.name] = Ring(channel, pointer + number, number, pair if crossing else alone)
                 number += channel.stages * (1 + (channel.empty_arrivals > 0))
         return rings
 

@@ -28,6 +28,17 @@ def tiled_product(dtype, shape, b_major, a_source, cta_group: int = 1, a_major=K
     return make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, GROUPS[cta_group], shape, a_source)
 
 
+def shared_product(dtype, shape, b_major, a_source, cta_group: int):
+    """A product whose CTAs have ``shape`` (rows, columns) of the result each, and how one CTA's operands in
+    shared memory are cut up.
+
+    Of a pair each CTA holds operand A of its own rows, and operand B of half of the columns.
+    """
+    rows, columns = shape
+    whole = tiled_product(dtype, (rows * cta_group, columns), b_major, a_source, cta_group)
+    return whole, tiled_product(dtype, (rows, columns // cta_group), b_major, a_source).get_slice(0)
+
+
 @cute.jit
 def issue(tiled_mma, acc, operands, steps: cutlass.Constexpr, accumulate):
     """Start ``acc (+)= a b`` over the ``steps`` of the inner dimension; without ``accumulate`` the first of
@@ -41,5 +52,8 @@ def issue(tiled_mma, acc, operands, steps: cutlass.Constexpr, accumulate):
 
 
 def commit(barrier, cta_group: int = 1):
-    """Arrive at ``barrier`` when all products that this thread has issued are complete."""
-    tcgen05.commit(barrier, None, GROUPS[cta_group])
+    """Arrive at ``barrier`` of every CTA of the group when all products that this thread has issued are
+    complete.
+    """
+    everyone = None if cta_group == 1 else (1 << cta_group) - 1
+    tcgen05.commit(barrier, everyone, GROUPS[cta_group])

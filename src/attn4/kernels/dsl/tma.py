@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from attn4.kernels.dsl.carried import Fixed
 
@@ -36,14 +38,18 @@ class RowTiles(Fixed):
     """Copies (rows, dim) tiles of one head of one sequence into the slots of a ring.
 
     ``bounded``: the tensor is a ``bounded_rows`` view. ``pack``: heads that share a position's rows.
+    ``share``: what CTA ``rank`` of a pair holds, (1, 0, rank) a half of the columns and (2, rank, 0) every
+    second tile of rows; in general (step, first, column) is tile ``step * index + first`` of the rows at
+    tile ``column`` of the columns.
     """
 
-    def __init__(self, atom, tensor, shared, bounded: bool = False, pack: int = 1):
+    def __init__(self, atom, tensor, shared, bounded: bool = False, pack: int = 1, share=(1, 0, 0)):
         self.atom = atom
         self.tensor = tensor
         self.shared = shared
         self.bounded = bounded
         self.pack = pack
+        self.step, self.first, self.column = share
 
     @cute.jit
     def of_sequence(self, head: Int32, batch: Int32, begin: Int32, length: Int32):
@@ -58,7 +64,7 @@ class RowTiles(Fixed):
             offset = begin if cutlass.const_expr(self.pack == 1) else (0, begin)
             mine = cute.domain_offset((offset, 0), mine)
         tile = tuple(cute.size(self.shared, mode=[mode]) for mode in (0, 1))
-        source = cute.local_tile(mine, tile, (None, 0))
+        source = cute.local_tile(mine, tile, (None, self.column))
         destination, source = cpasync.tma_partition(
             self.atom,
             0,
@@ -76,10 +82,13 @@ class RowTiles(Fixed):
     def copy(self, tiles, index, slot, barrier):
         """Start the copy of tile ``index`` into ``slot``; its bytes are reported on ``barrier``."""
         source, destination = tiles
-        cute.copy(self.atom, source[None, index], destination[None, slot], tma_bar_ptr=barrier)
+        place = index * self.step + self.first
+        cute.copy(self.atom, source[None, place], destination[None, slot], tma_bar_ptr=barrier)
 
 
 LOAD = cpasync.CopyBulkTensorTileG2SOp
+LOAD_OF_PAIR = partial(LOAD, tcgen05.CtaGroup.TWO)
+"""A load that reports its bytes to the first CTA of a pair."""
 STORE = cpasync.CopyBulkTensorTileS2GOp
 
 

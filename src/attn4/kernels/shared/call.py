@@ -47,8 +47,8 @@ class TileKernel:
 
     def slots(self, name: str) -> str:
         """The buffer that holds the tiles of ``name``."""
-        rings = ("key_value", name) if name in ("key", "value") else (name,)
-        return next(buffer.name for buffer in self.plan.buffers if buffer.name in rings)
+        has_own = any(buffer.name == name for buffer in self.plan.buffers)
+        return name if has_own else "key_value"
 
     def layout(self, name: str):
         """Shared-memory layout of the tiles of ``name``."""
@@ -59,8 +59,11 @@ class TileKernel:
         """The tiles of ``name`` as a tensor."""
         return arena.tile(self.slots(name), self.layout(name), self.dtype)
 
-    def atom(self, name: str, rows, direction=tma.LOAD):
-        """The copy of tiles of ``name``; query and output rows may be those of a group of heads."""
+    def atom(self, name: str, rows, direction=None):
+        """The copy of tiles of ``name``, by default a load; query and output rows may be those of a group of
+        heads.
+        """
+        direction = direction or (tma.LOAD if self.plan.cta_group == 1 else tma.LOAD_OF_PAIR)
         shape = self.plan.buffer(self.slots(name)).shape
         if self.plan.pack_gqa > 1 and name in ("query", "out"):
             return tma.packed_copy_atom(rows, self.layout(name), shape, self.plan.pack_gqa, direction)
@@ -77,14 +80,15 @@ class TileKernel:
 class ForwardKernel(TileKernel):
     """The forward kernel of one plan, without its roles."""
 
-    def row_tiles(self, arena, copies):
-        """The copies of Q, K and V into their slots."""
+    def row_tiles(self, arena, copies, rank=0):
+        """The copies of Q, K and V into their slots, by CTA ``rank`` of its group."""
         query, key, value = (self.tile(arena, name) for name in ("query", "key", "value"))
         pack, bounded = self.plan.pack_gqa, self.bounded_keys
+        keys, columns = (self.plan.cta_group, rank, 0), (1, 0, rank)
         return (
             tma.RowTiles(copies.query, copies.query_rows, query, pack=pack),
-            tma.RowTiles(copies.key, copies.key_rows, key, bounded=bounded),
-            tma.RowTiles(copies.value, copies.value_rows, value, bounded=bounded),
+            tma.RowTiles(copies.key, copies.key_rows, key, bounded=bounded, share=keys),
+            tma.RowTiles(copies.value, copies.value_rows, value, bounded=bounded, share=columns),
         )
 
     def bounds(self, scalars: Scalars) -> Bounds:

@@ -91,6 +91,19 @@ class KeyBounds:
         return hides
 
     @cute.jit
+    def turn(self, tile, query_block):
+        """How many tiles of keys are to be added to the sums of a query block before this one: those after
+        it, as the grid takes the last keys first and nobody may wait for a CTA that has not begun.
+        """
+        end = tile.k_len
+        if cutlass.const_expr(self.kind != "full"):
+            seen = (query_block + 1) * self.tile_m + tile.k_len - tile.q_len
+            if cutlass.const_expr(self.kind == "window"):
+                seen = seen + self.right
+            end = cutlass.min(seen, end)
+        return (cutlass.max(end, 0) + self.tile_n - 1) // self.tile_n - 1 - tile.key_block
+
+    @cute.jit
     def seen_by(self, tile, key, first_query: Int32):
         """The queries [begin, end) from ``first_query`` on that see row ``key`` of the tile."""
         position = tile.key_block * self.tile_n + key
@@ -115,9 +128,16 @@ def mask_queries(values, bounds: cutlass.Constexpr, tile, key, first_query: Int3
 
 
 def transposed_plan(plan):
-    """``plan`` with queries and keys exchanged, as far as tiles are concerned."""
+    """``plan`` with queries and keys exchanged, as far as tiles are concerned.
+
+    The longest rows of queries are the last ones, the shortest of keys too.
+    """
+    schedule = plan.schedule
+    if schedule.order == "shortest_first":
+        schedule = dataclasses.replace(schedule, order="longest_first")
     return dataclasses.replace(
         plan,
+        schedule=schedule,
         tile_m=plan.tile_n,
         tile_n=plan.tile_m,
         cu_seqlens_q=plan.cu_seqlens_k,

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from attn4.kernels.dsl import mma
+from attn4.kernels.dsl import math, mma
 
 
 @cute.jit
@@ -36,12 +36,18 @@ def apply_mask(scores, bounds: cutlass.Constexpr, tile, rows, block: Int32):
             by_row[half, i] = by_row[half, i] if visible else -Float32.inf
 
 
+WORD = 32
+"""Columns whose visibility is a word of bits, which the machine turns into predicates several at a time."""
+
+
 @cute.jit
 def mask_row(scores, bounds: cutlass.Constexpr, tile, row, block: Int32):
     """Mask the scores of key block ``block`` in a thread that holds all of ``row`` of the row block."""
     begin, end = seen(bounds, tile, row, block * bounds.tile_n)
-    for column in cutlass.range_constexpr(cute.size(scores)):
-        visible = column < end
+    for first in cutlass.range_constexpr(0, cute.size(scores), WORD):
+        hidden = math.bits_from(end - first)
         if cutlass.const_expr(bounds.kind == "window"):
-            visible = visible and column >= begin
-        scores[column] = scores[column] if visible else -Float32.inf
+            hidden = hidden | ~math.bits_from(begin - first)
+        for bit in cutlass.range_constexpr(min(WORD, cute.size(scores) - first)):
+            visible = hidden & Int32(math.signed_word(1 << bit)) == 0
+            scores[first + bit] = scores[first + bit] if visible else -Float32.inf

@@ -106,3 +106,6 @@ class Preprocess:
         count = self.plan.tile_m * self.plan.head_dim // 4
         for number in cutlass.range(count // THREADS, unroll=4):
             cute.autovec_copy(zeros, groups[None, number * THREADS + thread])
+        if cutlass.const_expr(self.plan.deterministic):
+            if thread == 0:
+                cute.autovec_copy(zeros, groups[None, count])

@@ -22,8 +22,9 @@ def count_query_blocks(plan, lengths):
 
 
 def first_block(plan, lengths, batch):
-    """Where the blocks of sequence ``batch`` begin."""
+    """Where the blocks of sequence ``batch`` begin; what has no sequence gets those of the tail."""
     if plan.cu_seqlens_q:
+        batch = cutlass.min(batch, lengths.batch)
         return lengths.cu_seqlens_q[batch] // plan.tile_m + batch
     return batch * blocks_of_rows(plan, lengths.rows_q)
 

@@ -8,13 +8,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from attn4.kernels.dsl.carried import Carried
+from attn4.kernels.dsl.carried import Carried, Fixed
+from attn4.kernels.dsl.channel import Consumer
 from attn4.kernels.shared.tiles import END_OF_WORK, TileRecord
+
+NO_TILE = 2**31 - 1
+"""A tile number past all tiles."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where sequences begin and how long they are; a field is None where the plan has no such input."""
+    """Where sequences begin and how long they are; a field is None where the plan has no such input.
+
+    ``batch_order`` has ``batch`` + 1 entries: the sequences in the order in which they are taken.
+    """
 
     batch: Int32
     heads: Int32
@@ -25,6 +32,7 @@ class Lengths:
     cu_seqlens_k: cute.Tensor | None
     seqused_q: cute.Tensor | None
     seqused_k: cute.Tensor | None
+    batch_order: cute.Tensor | None = None
 
 
 class Sequence:
@@ -84,22 +92,34 @@ class TileOrder(Carried):
         """Whether sequences differ in their number of row blocks."""
         return self.plan.cu_seqlens_q
 
+    @property
+    def total(self):
+        """The number of tiles, where sequences do not differ in theirs."""
+        return self._row_blocks(self.lengths.rows_q) * self.lengths.heads * self.lengths.batch
+
     @cute.jit
     def find(self, number: Int32):
         """The record of tile ``number``; its row block is ``END_OF_WORK`` past the last tile."""
         if cutlass.const_expr(self.ragged):
             return self._find_ragged(number)
         lengths = self.lengths
+        total = self.total
         blocks = self._row_blocks(lengths.rows_q)
-        per_batch = blocks * lengths.heads
-        total = per_batch * lengths.batch
         block, joint = self._within(number, blocks, lengths.heads * lengths.batch, lengths.rows_k)
         batch = joint // lengths.heads
         head = joint - batch * lengths.heads
-        return self._record(block, head, batch, number < total)
+        return self._record(block, head, self._taken(batch), number < total)
+
+    def _taken(self, place):
+        """The sequence at ``place`` of the order; past the last one, the tail."""
+        if not self.plan.schedule.sorted_batches:
+            return place
+        return self.lengths.batch_order[cutlass.min(place, self.lengths.batch)]
 
     def _row_blocks(self, rows):
-        return (rows * self.plan.pack_gqa + self.plan.tile_m - 1) // self.plan.tile_m
+        """Row blocks of a head. A pair takes two that follow each other; the last may be past the end."""
+        together = self.plan.tile_m * self.plan.cta_group
+        return (rows * self.plan.pack_gqa + together - 1) // together * self.plan.cta_group
 
     @cute.jit
     def _within(self, number: Int32, blocks: Int32, heads: Int32, rows_k: Int32):
@@ -135,7 +155,7 @@ class TileOrder(Carried):
         owner = cutlass.min(owner, cute.arch.WARP_SIZE - 1)
         before = cute.arch.shuffle_sync(upto - mine, offset=owner)
         blocks = cutlass.max(cute.arch.shuffle_sync(mine, offset=owner) // lengths.heads, 1)
-        batch = self.base + owner
+        batch = self._taken(self.base + owner)
         inside = number - self.base_tile - before
         k_len = sequence(lengths, batch).k_len
         block, head = self._within(inside, blocks, lengths.heads, k_len)
@@ -145,7 +165,7 @@ class TileOrder(Carried):
     def _tiles_upto(self, lane: Int32):
         """Tiles of this lane's sequence, and of all sequences of the group up to and with it."""
         index = self.base + lane
-        rows = sequence(self.lengths, cutlass.min(index, self.lengths.batch)).q_rows
+        rows = sequence(self.lengths, self._taken(cutlass.min(index, self.lengths.batch))).q_rows
         mine = self._row_blocks(rows) * self.lengths.heads
         mine = mine if index <= self.lengths.batch else Int32(0)
         upto = mine
@@ -157,7 +177,9 @@ class TileOrder(Carried):
     @cute.jit
     def _record(self, block: Int32, head: Int32, batch: Int32, valid):
         item = sequence(self.lengths, batch)
-        n_begin, n_end = self.bounds.visited(block, item.q_len, item.k_len)
+        # The CTAs of a pair take the same steps: those of the first.
+        first = block // self.plan.cta_group * self.plan.cta_group
+        n_begin, n_end = self.bounds.visited(first, item.q_len, item.k_len)
         block = block if valid else Int32(END_OF_WORK)
         return TileRecord(
             block,
@@ -173,36 +195,87 @@ class TileOrder(Carried):
         )
 
 
-@cute.jit
-def next_number(plan: cutlass.Constexpr, counter, number: Int32):
-    """The tile number after ``number`` for this CTA; the first is its block index. By one whole warp."""
-    grid = cute.arch.grid_dim()[0]
-    following = number + grid
-    if cutlass.const_expr(plan.schedule.dynamic):
+class Stride(Fixed):
+    """Tiles dealt in advance: each CTA takes every so many, beginning with its block index."""
+
+    def next(self, number):
+        """The tile number after ``number`` for this CTA. By one whole warp, as all of these."""
+        return number + cute.arch.grid_dim()[0]
+
+    def leave(self):
+        """Nothing is left behind."""
+
+
+class Counter(Fixed):
+    """Tiles from a counter in global memory, after the first of each CTA."""
+
+    def __init__(self, counter):
+        self.counter = counter
+
+    @cute.jit
+    def next(self, number: Int32):  # noqa: ARG002 - a stride goes on from it
+        """The next tile that nobody has taken."""
+        grid = cute.arch.grid_dim()[0]
         taken = Int32(0)
         if cute.arch.lane_idx() == 0:
-            taken = cute.arch.atomic_add(counter.iterator, Int32(1), sem="relaxed", scope="gpu")
-        following = grid + cute.arch.shuffle_sync(taken, offset=0)
-    return following
+            taken = cute.arch.atomic_add(self.counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        return grid + cute.arch.shuffle_sync(taken, offset=0)
 
-
-@cute.jit
-def leave(plan: cutlass.Constexpr, counter):
-    """The last CTA to leave zeroes the counter for the next launch. By one whole warp."""
-    if cutlass.const_expr(plan.schedule.dynamic):
+    @cute.jit
+    def leave(self):
+        """The last CTA to leave zeroes the counter for the next launch."""
         if cute.arch.lane_idx() == 0:
-            left = cute.arch.atomic_add(counter.iterator + 1, Int32(1), sem="relaxed", scope="gpu")
+            left = cute.arch.atomic_add(self.counter.iterator + 1, Int32(1), sem="relaxed", scope="gpu")
             if left == cute.arch.grid_dim()[0] - 1:
-                counter[0] = Int32(0)
-                counter[1] = Int32(0)
+                self.counter[0] = Int32(0)
+                self.counter[1] = Int32(0)
+
+
+class TakeOver(Carried):
+    """Tiles of CTAs that have not started, taken over: cluster launch control."""
+
+    carried = ("responses",)
+
+    def __init__(self, ring, response):
+        self.responses = Consumer(ring)
+        self.response = response
+
+    @cute.jit
+    def next(self, number: Int32):  # noqa: ARG002 - a stride goes on from it
+        """The block index of a CTA that will not start any more; past all tiles if all have started.
+
+        Not to be asked again after that (PTX ISA, clusterlaunchcontrol.try_cancel).
+        """
+        ring = self.responses.ring
+        if cute.arch.lane_idx() == 0:
+            barrier = ring.full(self.responses.index)
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, ring.channel.transaction_bytes)
+            cute.arch.issue_clc_query(barrier, self.response, multicast=False)
+        self.responses.wait()
+        first, _, _, cancelled = cute.arch.clc_response(self.response)
+        # The asynchronous proxy writes the next response when all lanes have read this one.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        self.responses.advance()
+        return first if cancelled != 0 else Int32(NO_TILE)
+
+    def leave(self):
+        """Nothing is left behind."""
+
+
+def tile_source(plan, counter, rings, arena):
+    """Where the scheduling role of ``plan`` gets tile numbers from."""
+    if plan.schedule.launch_control:
+        return TakeOver(rings["response"], arena.pointer("response", Int32))
+    return Counter(counter) if plan.schedule.dynamic else Stride()
 
 
 @cute.jit
-def run_schedule(order, plan: cutlass.Constexpr, counter, tile_ring, words):
+def run_schedule(order, source, tile_ring, words):
     """The scheduling role: announce one tile after another, then the end.
 
-    A tile is taken from the counter only once the record is free, that is when the loader is nearly done with
-    the tile before it: whoever is first idle gets the next tile.
+    A tile is taken from its ``source`` only once the record is free, that is when the loader is nearly done
+    with the tile before it: whoever is first idle gets the next tile.
     """
     number = cute.arch.block_idx()[0]
     working = cutlass.Boolean(True)
@@ -216,5 +289,5 @@ def run_schedule(order, plan: cutlass.Constexpr, counter, tile_ring, words):
         working = record.row_block != END_OF_WORK
         if working:
             tile_ring.acquire()
-            number = next_number(plan, counter, number)
-    leave(plan, counter)
+            number = source.next(number)
+    source.leave()

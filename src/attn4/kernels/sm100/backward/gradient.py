@@ -17,6 +17,9 @@ from attn4.kernels.shared.key_tiles import mask_queries
 PIECE = 32
 """Queries that are rounded and stored together."""
 
+STATS = 16
+"""Statistics of queries that a thread holds at a time."""
+
 OUT_PIECE = 16
 """Columns of dK or dV that a thread holds at a time."""
 
@@ -57,10 +60,10 @@ class KeyGradient(Fixed):
         tensor_memory.load(columns, first, values, self.key)
 
     def stats(self, rows, slot, first: int):
-        """``PIECE`` of the half's statistics from query ``first`` on, in registers."""
-        values = cute.make_rmem_tensor(PIECE, Float32)
-        pieces = cute.zipped_divide(rows[None, slot], (PIECE,))
-        cute.autovec_copy(pieces[None, (self.half * self.queries + first) // PIECE], values)
+        """``STATS`` of the half's statistics from query ``first`` on, in registers."""
+        values = cute.make_rmem_tensor(STATS, Float32)
+        pieces = cute.zipped_divide(rows[None, slot], (STATS,))
+        cute.autovec_copy(pieces[None, (self.half * self.queries + first) // STATS], values)
         return values
 
     @cute.jit
@@ -71,9 +74,9 @@ class KeyGradient(Fixed):
             self.read(self.scores, first, cute.make_tensor(values.iterator + first, cute.make_layout(PIECE)))
         tensor_memory.wait_loads()
         scale = self.softmax_scale * math.LOG2_E
-        for first in cutlass.range_constexpr(0, self.queries, PIECE):
+        for first in cutlass.range_constexpr(0, self.queries, STATS):
             lse = self.stats(self.lse, slot, first)
-            for i in cutlass.range_constexpr(0, PIECE, 2):
+            for i in cutlass.range_constexpr(0, STATS, 2):
                 at = first + i
                 values[at], values[at + 1] = cute.arch.fma_packed_f32x2(
                     (values[at], values[at + 1]), (scale, scale), (lse[i], lse[i + 1]), ftz=True
@@ -90,8 +93,9 @@ class KeyGradient(Fixed):
             words = cute.make_rmem_tensor(PIECE // 2, Int32)
             for pair in cutlass.range_constexpr(PIECE // 2):
                 at = first + 2 * pair
-                values[at] = cute.math.exp2(values[at], fastmath=True)
-                values[at + 1] = cute.math.exp2(values[at + 1], fastmath=True)
+                for i in cutlass.range_constexpr(at, at + 2):
+                    # No more than 1: the LSE of huge scores is rounded by more than 2^x can bear.
+                    values[i] = cute.math.exp2(cute.arch.fmin(values[i], Float32(0.0)), fastmath=True)
                 words[pair] = math.pack(values[at], values[at + 1], self.dtype)
             stored = cute.recast_tensor(words, Float32)
             tensor_memory.store(stored, self.probability_words, first // 2, self.key)
@@ -103,12 +107,13 @@ class KeyGradient(Fixed):
             values = cute.make_rmem_tensor(PIECE, Float32)
             self.read(self.dprobabilities, first, values)
             tensor_memory.wait_loads()
-            delta = self.stats(self.delta, slot, first)
             words = cute.make_rmem_tensor(PIECE // 2, Int32)
             for pair in cutlass.range_constexpr(PIECE // 2):
                 at = 2 * pair
+                if cutlass.const_expr(at % STATS == 0):
+                    delta = self.stats(self.delta, slot, first + at)
                 difference = cute.arch.add_packed_f32x2(
-                    (values[at], values[at + 1]), (delta[at], delta[at + 1]), ftz=True
+                    (values[at], values[at + 1]), (delta[at % STATS], delta[at % STATS + 1]), ftz=True
                 )
                 low, high = cute.arch.mul_packed_f32x2(
                     (probabilities[first + at], probabilities[first + at + 1]), difference, ftz=True

@@ -109,14 +109,15 @@ class Backward(BackwardKernel):
 
         bounds = self.bounds(scalars)
         tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0])
-        first = first_block(plan, lengths, tile.batch)
         group = lengths.group
         if tile.key_block >= 0:
+            first = first_block(plan, lengths, tile.batch)
             role = plan.role("reduce")
             if warp < role.warps:
                 cute.arch.setmaxregister_increase(role.registers)
                 slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role))
-                reduce(tile, group, workspace.dq_sum, first, slices, self.ends(rings, "reduce"))
+                sums = cute.domain_offset((0, first, 0), workspace.dq_sum)
+                reduce(tile, bounds, group, sums, slices, self.ends(rings, "reduce"))
             role = plan.role("compute")
             if warp >= role.first_warp and warp < role.first_warp + role.warps:
                 cute.arch.setmaxregister_increase(role.registers)

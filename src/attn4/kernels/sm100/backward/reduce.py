@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from attn4.kernels.dsl import bulk, tensor_memory
+from attn4.kernels.dsl import bulk, lock, tensor_memory
 from attn4.kernels.dsl.carried import Carried
 
 GROUP = 4
@@ -44,8 +44,8 @@ class Slices(Carried):
         return values
 
     @cute.jit
-    def send(self, values, target):
-        """Add this slice of all threads' rows to the sums at ``target``."""
+    def stage(self, values):
+        """Copy this slice of all threads' rows to the next slot."""
         if self.thread == 0:
             # One slot may still be read, the other.
             cute.arch.cp_async_bulk_wait_group(self.plan.buffer("dq_slice").stages - 1, read=True)
@@ -55,9 +55,28 @@ class Slices(Carried):
             cute.autovec_copy(part, self.slots[None, group, self.thread, self.slot])
         cute.arch.fence_view_async_shared()
         self.meet()
+
+    @cute.jit
+    def add(self, target):
+        """Add the slot that is staged to the sums at ``target``."""
         if self.thread == 0:
             bulk.add(target, self.slots[None, None, None, self.slot].iterator, self.bytes)
             cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def take_turn(self, counter, turn: Int32):
+        """Wait for the tiles of keys that are added before this one."""
+        if cutlass.const_expr(self.plan.deterministic):
+            if self.thread == 0:
+                lock.wait(counter, turn)
+
+    @cute.jit
+    def give_turn(self, counter):
+        """Let the next tile of keys be added, once this one is."""
+        if cutlass.const_expr(self.plan.deterministic):
+            if self.thread == 0:
+                cute.arch.cp_async_bulk_wait_group(0, read=False)
+                lock.give(counter)
 
     def meet(self):
         """All threads of the role."""
@@ -71,13 +90,15 @@ class Slices(Carried):
 
 
 @cute.jit
-def reduce(tile, group: Int32, sums, first_block: Int32, slices, ends):
-    """Add dQ of every step; ``sums`` is (heads, blocks, elements of a block)."""
+def reduce(tile, bounds: cutlass.Constexpr, group: Int32, sums, slices, ends):
+    """Add dQ of every step to ``sums`` (heads, blocks of the sequence, elements of a block)."""
     plan = slices.plan
     for member in cutlass.range(group, unroll=1):
         head = tile.kv_head * group + member
         for block in cutlass.range(tile.first, tile.last, unroll=1):
-            target = sums[head, first_block + block, None].iterator
+            target = sums[head, block, None].iterator
+            counter = cute.recast_ptr(target + plan.tile_m * plan.head_dim, dtype=Int32)
+            turn = bounds.turn(tile, block)
             ends.dq.wait()
             tensor_memory.after_wait()
             for first in cutlass.range_constexpr(0, plan.head_dim, slices.width):
@@ -86,7 +107,11 @@ def reduce(tile, group: Int32, sums, first_block: Int32, slices, ends):
                     tensor_memory.before_arrive()
                     ends.dq.arrive_together()
                     ends.dq.advance()
-                slices.send(values, target + first * slices.rows)
+                slices.stage(values)
+                if cutlass.const_expr(first == 0):
+                    slices.take_turn(counter, turn)
+                slices.add(target + first * slices.rows)
                 slices.advance()
+            slices.give_turn(counter)
     if slices.thread == 0:
         cute.arch.cp_async_bulk_wait_group(0, read=False)

@@ -1,8 +1,9 @@
 """The correcting role: rescales outputs whose maximum grew, and finishes each tile, off the softmax's path.
 
-A factor for step j arrives after the scores of step j were full, and so after the output of step j - 1 was
-complete: products complete in the order of issue. A thread has the row that the softmax thread of its number
-has.
+A factor for step j arrives after the scores of step j were full. With one slot of scores that is after the
+output of step j - 1 was complete: products complete in the order of issue. With two it is not, and the output
+is waited for; the product of step j + 1's scores runs meanwhile. A thread has the row that the softmax thread
+of its number has.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-from attn4.kernels.sm100.forward.tiles import next_tile
 
 PIECE = 16
 """Columns of the output that a thread holds at a time: few, as this role gives its registers away."""
@@ -34,17 +35,23 @@ class Corrector(Fixed):
 
     @cute.jit
     def rescale(self, i: cutlass.Constexpr[int], factor):
-        """Multiply the row of query tile ``i`` by ``factor``; a warp none of whose rows grew skips it."""
-        if cute.arch.vote_any_sync(factor < 1.0):
-            tensor_memory.after_wait()
-            for first in cutlass.range_constexpr(0, self.plan.head_dim_v, PIECE):
-                values = self.load(i, first)
-                for pair in cutlass.range_constexpr(PIECE // 2):
-                    values[2 * pair], values[2 * pair + 1] = cute.arch.mul_packed_f32x2(
-                        (values[2 * pair], values[2 * pair + 1]), (factor, factor), ftz=True
-                    )
-                tensor_memory.store(values, self.columns[i], first, self.thread)
-            tensor_memory.wait_stores()
+        """Multiply the row of query tile ``i`` by ``factor``; unless the plan has no branch here, a warp none
+        of whose rows grew skips it.
+        """
+        if cutlass.const_expr(self.plan.softmax.branchless_rescale) or cute.arch.vote_any_sync(factor < 1.0):
+            self._multiply(i, factor)
+
+    @cute.jit
+    def _multiply(self, i: cutlass.Constexpr[int], factor):
+        tensor_memory.after_wait()
+        for first in cutlass.range_constexpr(0, self.plan.head_dim_v, PIECE):
+            values = self.load(i, first)
+            for pair in cutlass.range_constexpr(PIECE // 2):
+                values[2 * pair], values[2 * pair + 1] = cute.arch.mul_packed_f32x2(
+                    (values[2 * pair], values[2 * pair + 1]), (factor, factor), ftz=True
+                )
+            tensor_memory.store(values, self.columns[i], first, self.thread)
+        tensor_memory.wait_stores()
 
     def load(self, i: int, first: int):
         """``PIECE`` columns of the row of query tile ``i``."""
@@ -116,11 +123,14 @@ def correct(stream, corrector, ends):
             for _ in cutlass.range(tile.n_end - tile.n_begin - 1, unroll=1):
                 for i in cutlass.range_constexpr(plan.query_tiles):
                     ends, factor, _ = take(corrector, ends, i)
+                    if cutlass.const_expr(plan.score_stages > 1):
+                        ends.of("output", i).wait()
+                        ends.of("output", i).advance()
                     corrector.rescale(i, factor)
                     ends = allow(ends, i)
             for i in cutlass.range_constexpr(plan.query_tiles):
                 ends = finish(corrector, tile, ends, i)
-        else:
+        elif cutlass.const_expr(plan.may_lack_keys):
             for i in cutlass.range_constexpr(plan.query_tiles):
                 if cutlass.const_expr(plan.output_in_query):
                     ends.query.wait()

@@ -11,16 +11,17 @@ from cutlass import Float32, Int32
 from attn4.kernels.dsl import math, tma
 from attn4.kernels.dsl.carried import Bundle
 from attn4.kernels.dsl.channel import Consumer, Producer
+from attn4.kernels.dsl.pair import Pair, launch_shape
 from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.dsl.tensor_memory import TensorArena
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
-from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
+from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule, tile_source
+from attn4.kernels.shared.stream import TileStream
 from attn4.kernels.sm100.forward.correction import Corrector, correct
 from attn4.kernels.sm100.forward.load import load
 from attn4.kernels.sm100.forward.mma import Products, multiply
 from attn4.kernels.sm100.forward.softmax import RowSoftmax, soften
 from attn4.kernels.sm100.forward.store import store
-from attn4.kernels.sm100.forward.tiles import TileStream
 
 WARPGROUP = 128
 
@@ -57,6 +58,7 @@ class Forward(ForwardKernel):
         cu_seqlens_k: cute.Tensor | None,
         seqused_q: cute.Tensor | None,
         seqused_k: cute.Tensor | None,
+        batch_order: cute.Tensor | None,
         counter: cute.Tensor | None,
         ctas: Int32,
         stream,
@@ -68,7 +70,7 @@ class Forward(ForwardKernel):
         result = tma.rows_first(out, plan.cu_seqlens_q)
         if cutlass.const_expr(plan.cu_seqlens_q):
             result = tma.bounded_rows(result)
-        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, batch_order)
         lengths = self.lengths(query, key, vectors)
         if cutlass.const_expr(self.bounded_keys):
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)
@@ -79,8 +81,13 @@ class Forward(ForwardKernel):
             *self.atom("out", result, tma.STORE),
         )
         scalars = Scalars(softmax_scale * math.LOG2_E, window_left, window_right)
+        if cutlass.const_expr(plan.schedule.launch_control):
+            ctas = TileOrder(plan, None, lengths).total
         self.kernel(copies, Outputs(out, lse, counter), lengths, scalars).launch(
-            grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+            **launch_shape(ctas, plan.cta_group),
+            block=[plan.threads, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=1,
         )
 
     @cute.kernel
@@ -89,7 +96,8 @@ class Forward(ForwardKernel):
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         arena = Arena(plan)
-        rings = arena.rings()
+        pair = Pair(plan.cta_group)
+        rings = arena.rings(pair)
         tensor = TensorArena(plan, arena.pointer("tensor_address", Int32))
         multiplying = plan.role("mma").first_warp
         if warp == multiplying:
@@ -98,7 +106,7 @@ class Forward(ForwardKernel):
                     ring.initialise()
             cute.arch.mbarrier_init_fence()
             tensor.allocate()
-        cute.arch.sync_threads()
+        pair.synchronise()
         tensor.open()
 
         bounds = self.bounds(scalars)
@@ -122,7 +130,7 @@ class Forward(ForwardKernel):
             correct(self.stream(place), corrector, self.correction_ends(rings))
         if warp >= multiplying:
             cute.arch.setmaxregister_decrease(plan.role("mma").registers)
-        if warp == multiplying:
+        if pair.leads(warp == multiplying):
             shared = (
                 self.tile(arena, "query"),
                 self.tile(arena, "key"),
@@ -135,12 +143,13 @@ class Forward(ForwardKernel):
             store(self.stream(place), out, self.store_ends(rings))
         if warp == plan.role("load").first_warp:
             ends = Bundle(**self.tile_ends(rings, Producer))
-            load(self.stream(place), lengths.group, self.row_tiles(arena, copies), ends)
+            load(self.stream(place), lengths.group, self.row_tiles(arena, copies, pair.rank), ends)
         if cutlass.const_expr(plan.schedule.dynamic):
             if warp == plan.role("schedule").first_warp:
                 order = TileOrder(plan, bounds, lengths)
-                run_schedule(order, plan, outputs.counter, Producer(rings["tile"]), words)
-        cute.arch.sync_threads()
+                source = tile_source(plan, outputs.counter, rings, arena)
+                run_schedule(order, source, Producer(rings["tile"]), words)
+        pair.synchronise()
         if warp == multiplying:
             tensor.free()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
+from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-from attn4.kernels.sm100.forward.tiles import next_tile
 
 
 @cute.jit

@@ -15,7 +15,8 @@ from attn4.kernels.dsl import mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.shared.masking import apply_mask
 from attn4.kernels.shared.softmax import OnlineSoftmax, clear_rows, to_operand
-from attn4.kernels.shared.tiles import END_OF_WORK, read_record
+from attn4.kernels.shared.stream import next_tile
+from attn4.kernels.shared.tiles import END_OF_WORK
 from attn4.kernels.sm90.forward.operands import Operands
 
 
@@ -130,14 +131,11 @@ class Worker(Fixed):
 
 
 @cute.jit
-def attend(worker, words, store, channels):
+def attend(stream, worker, store, channels):
     """Follow the announced tiles."""
-    announced, query_in, key_in, value_in = channels
+    query_in, key_in, value_in = channels
     worker.turn.open()
-    announced.wait()
-    tile = read_record(words)
-    announced.arrive()
-    announced.advance()
+    stream, tile = next_tile(stream)
     while tile.row_block != END_OF_WORK:
         worker.softmax.empty()
         worker.output.fill(0.0)
@@ -154,8 +152,5 @@ def attend(worker, words, store, channels):
                 worker.output, lse, [worker.bounds.position_in(tile, row) < tile.q_len for row in worker.rows]
             )
         store(tile, worker.output, lse, worker.rows)
-        announced.wait()
-        tile = read_record(words)
-        announced.arrive()
-        announced.advance()
+        stream, tile = next_tile(stream)
     worker.turn.close()

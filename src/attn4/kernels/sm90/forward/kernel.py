@@ -12,8 +12,9 @@ from attn4.kernels.dsl import math, mma, tma
 from attn4.kernels.dsl.channel import Consumer, Producer, Turn
 from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
-from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule
+from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule, tile_source
 from attn4.kernels.shared.softmax import OnlineSoftmax
+from attn4.kernels.shared.stream import TileStream
 from attn4.kernels.sm90.forward.attend import Worker, attend
 from attn4.kernels.sm90.forward.load import load
 from attn4.kernels.sm90.forward.operands import GROUP_THREADS, Operands
@@ -34,14 +35,6 @@ class Copies:
     value_rows: cute.Tensor
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """The record of the announced tile in shared memory, and query heads a K/V head."""
-
-    words: cute.Tensor
-    group: Int32
-
-
 class Forward(ForwardKernel):
     """The kernel of one plan."""
 
@@ -57,7 +50,7 @@ class Forward(ForwardKernel):
         output_mma = mma.tiled_product(self.dtype, groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS)
         query, key, value = (self.tile(arena, name) for name in TILES)
         ops = Operands(plan, scores_mma, output_mma, thread, query, key, transposed(value))
-        turn = Turn(next((channel for channel in plan.channels if channel.name == "turn"), None), group)
+        turn = Turn.of(plan, group)
         first_row = mma.first_row(thread)
         softmax = OnlineSoftmax(plan.softmax, scale_log2)
         return Worker(plan, ops, softmax, turn, bounds, (first_row, first_row + 8))
@@ -84,6 +77,7 @@ class Forward(ForwardKernel):
         cu_seqlens_k: cute.Tensor | None,
         seqused_q: cute.Tensor | None,
         seqused_k: cute.Tensor | None,
+        batch_order: cute.Tensor | None,
         counter: cute.Tensor | None,
         ctas: Int32,
         stream,
@@ -92,7 +86,7 @@ class Forward(ForwardKernel):
         query = tma.rows_first(q, plan.cu_seqlens_q)
         key = tma.rows_first(k, plan.cu_seqlens_k)
         value = tma.rows_first(v, plan.cu_seqlens_k)
-        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        vectors = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, batch_order)
         lengths = self.lengths(query, key, vectors)
         if cutlass.const_expr(self.bounded_keys):
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)
@@ -122,17 +116,23 @@ class Forward(ForwardKernel):
 
         bounds = self.bounds(scalars)
         words = arena.words("tile")
+        order = TileOrder(plan, bounds, lengths)
+        stream = TileStream(plan, order, words, Consumer(rings["tile"]))
         loading, scheduling, attending = (plan.role(name) for name in ("load", "schedule", "attend"))
         if warp < attending.first_warp:
             cute.arch.setmaxregister_decrease(loading.registers)
             if warp == loading.first_warp:
-                ends = (Consumer(rings["tile"]), *(Producer(rings[name]) for name in TILES))
-                load(Tiles(words, lengths.group), self.row_tiles(arena, copies), ends)
+                ends = tuple(Producer(rings[name]) for name in TILES)
+                load(stream, lengths.group, self.row_tiles(arena, copies), ends)
             elif warp == scheduling.first_warp:
-                order = TileOrder(plan, bounds, lengths)
-                run_schedule(order, plan, outputs.counter, Producer(rings["tile"]), words)
+                run_schedule(
+                    order,
+                    tile_source(plan, outputs.counter, rings, arena),
+                    Producer(rings["tile"]),
+                    words,
+                )
         else:
             cute.arch.setmaxregister_increase(attending.registers)
             worker = self.worker(arena, bounds, scalars.scale_log2)
-            ends = tuple(Consumer(rings[name]) for name in ("tile", *TILES))
-            attend(worker, words, self.store(arena, bounds, outputs, worker.ops), ends)
+            ends = tuple(Consumer(rings[name]) for name in TILES)
+            attend(stream, worker, self.store(arena, bounds, outputs, worker.ops), ends)

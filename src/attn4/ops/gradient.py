@@ -1,0 +1,135 @@
+"""The backward pass: which backend computes it, or why none does; and the launch of its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attn4.ops import gpu
+from attn4.ops.call import Call, Vectors
+from attn4.ops.reference import ReferenceGradient
+from attn4.ops.workspace import uninitialised
+from attn4.plan.choose import choose, runnable
+from attn4.plan.plan import Plan
+from attn4.plan.workspace import workspace
+from attn4.problem import Problem
+
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+class Gradient(Protocol):
+    """The backward pass of calls of one signature."""
+
+    def __call__(
+        self,
+        grad_out: Tensor | None,
+        grad_lse: Tensor | None,
+        inputs: Triple,
+        results: tuple[Tensor, Tensor],
+        vectors: Vectors,
+    ) -> Triple:
+        """Gradients of Q, K and V from those of out and of the LSE, of which None is zero."""
+
+
+def prepare_gradient(call: Call) -> Gradient:
+    """The gradient of a legal call.
+
+    Raises NotImplementedError where its backend has no backward pass for it.
+    """
+    refuse_without_gradient(call)
+    if call.backend == "reference":
+        return ReferenceGradient(call)
+    return KernelGradient(
+        problem=replace(call.problem(), direction="backward"),
+        choose=lambda problem: choose(problem, gpu.target(call)),
+        load=gpu.loader(call),
+        device=call.q.get_device(),
+        softmax_scale=call.softmax_scale,
+        window=(gpu.bound(call.mask.left), gpu.bound(call.mask.right)),
+        empty=call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape,
+    )
+
+
+def refuse_without_gradient(call: Call) -> None:
+    """Raise NotImplementedError, with every reason, where the backend has no backward pass for the call."""
+    if call.backend == "reference":
+        return
+    reasons = runnable(replace(call.problem(), direction="backward"), gpu.target(call))
+    if reasons:
+        raise NotImplementedError(
+            f"q, k or v requires a gradient. {' '.join(reasons)} Without gradients: torch.no_grad(), or "
+            "detach the tensors."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelGradient:
+    """Backward kernels and their constant arguments.
+
+    ``empty``: no query meets a key. A kernel is loaded when it is first needed; there is one with a gradient
+    of the LSE and one without.
+    """
+
+    problem: Problem
+    choose: Callable[[Problem], Plan]
+    load: Callable[[Plan], Callable[..., None]]
+    device: int
+    softmax_scale: float
+    window: tuple[int, int]
+    empty: bool
+    _kernels: dict[bool, tuple[Plan, Callable[..., None]]] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        grad_out: Tensor | None,
+        grad_lse: Tensor | None,
+        inputs: Triple,
+        results: tuple[Tensor, Tensor],
+        vectors: Vectors,
+    ) -> Triple:
+        """Gradients of Q, K and V; see ``Gradient``."""
+        q, k, v = inputs
+        if self.empty:
+            return _zeros(q), _zeros(k), _zeros(v)
+        if self.device >= 0 and torch.cuda.current_device() != self.device:
+            with torch.cuda.device(self.device):
+                return self(grad_out, grad_lse, inputs, results, vectors)
+        out, lse = results
+        gradients = _like(q), _like(k), _like(v)
+        plan, kernel = self._kernel(grad_lse is not None)
+        batch, heads, rows = self.problem.batch, q.shape[-2], q.shape[-3]
+        room = workspace(plan, batch, heads, rows)
+        kernel(
+            gpu.movable(q),
+            gpu.movable(k),
+            gpu.movable(v),
+            out,
+            torch.zeros_like(out) if grad_out is None else gpu.movable(grad_out),
+            lse,
+            None if grad_lse is None else grad_lse.contiguous(),
+            *gradients,
+            *uninitialised(q, (room.row_stats, room.row_stats, room.dq_sum)),
+            self.softmax_scale,
+            *self.window,
+            *gpu.movable_vectors(vectors)[:4],
+        )
+        return gradients
+
+    def _kernel(self, with_lse: bool) -> tuple[Plan, Callable[..., None]]:
+        found = self._kernels.get(with_lse)
+        if found is None:
+            plan = self.choose(replace(self.problem, lse=with_lse))
+            found = self._kernels[with_lse] = plan, self.load(plan)
+        return found
+
+
+def _like(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return x.new_zeros(x.shape)

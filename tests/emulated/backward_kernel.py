@@ -1,0 +1,82 @@
+"""attn4's own backward kernels, run on the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attn4.artifact import artifact_for
+from attn4.artifact.emulated import emulated, load_emulated
+from attn4.emulator.grid import Grid, Residency
+from attn4.emulator.hazards.findings import Hazard
+from attn4.emulator.runner import Runner
+from attn4.emulator.schedule import Schedule
+from attn4.machine import machine
+from attn4.plan.choose import choose
+from attn4.plan.plan import Plan
+from attn4.plan.workspace import workspace
+from case_inputs import Inputs
+from gradient_judge import Gradients, Incoming
+from problem_case import Case
+
+UNBOUNDED = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the kernels gave, dQ as float32 sums (heads, blocks, elements) too, and the grids that ran."""
+
+    gradients: Gradients
+    dq_sum: Tensor
+    grids: tuple[Grid, ...]
+
+    @property
+    def findings(self) -> list[Hazard]:
+        return [finding for grid in self.grids for finding in grid.findings]
+
+
+def backward_plan(case: Case, deterministic: bool = False) -> Plan:
+    """The plan of single CTAs."""
+    problem = replace(case.problem(), direction="backward", deterministic=deterministic)
+    return choose(problem, machine("sm_100a"), cta_group=1)
+
+
+def differentiate(
+    case: Case,
+    inputs: Inputs,
+    given: Incoming,
+    schedule: Schedule,
+    *,
+    hazards: bool = True,
+    deterministic: bool = False,
+    sms: int = 2,
+) -> Run:
+    """One backward pass under ``schedule``; what is not written stays NaN."""
+    plan = backward_plan(case, deterministic)
+    heads, rows = inputs.q.shape[-2], inputs.q.shape[-3]
+    lengths = [
+        inputs.lengths.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+    ]
+    batch = inputs.q.shape[0] if lengths[0] is None else len(lengths[0]) - 1
+    room = workspace(plan, batch, heads, rows)
+    own = [torch.full(shape, torch.nan) for shape in (room.row_stats, room.row_stats, room.dq_sum)]
+    gradients = _unwritten(inputs.q), _unwritten(inputs.k), _unwritten(inputs.v)
+    runner = Runner(schedule, Residency(sms=sms), hazards=hazards)
+    bounds = [UNBOUNDED if bound is None else bound for bound in (case.mask.left, case.mask.right)]
+    with emulated(runner):
+        kernel = load_emulated(artifact_for(plan))
+        kernel(
+            *(inputs.q, inputs.k, inputs.v, given.out, given.dout, given.lse, given.dlse),
+            *gradients,
+            *own,
+            case.softmax_scale,
+            *bounds,
+            *lengths,
+        )
+    return Run(gradients, own[2][..., : plan.tile_m * plan.head_dim], tuple(runner.grids))
+
+
+def _unwritten(x: Tensor) -> Tensor:
+    return torch.full(x.shape, torch.nan, dtype=x.dtype)

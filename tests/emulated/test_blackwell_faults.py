@@ -1,0 +1,54 @@
+"""A fault planted in any channel of the Blackwell forward is reported; so is a fence or a wait left out.
+
+The faults are edits of the PTX, found by the names of the plan's channels (`planted.blackwell`); all of them
+take about 20 minutes of one core. The kernels as they are, are clean.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+pytest.importorskip("numpy")
+pytest.importorskip("tvm_ffi")
+
+from attn4.artifact.key import toolchain
+from planted import blackwell
+
+pytestmark = [
+    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+]
+
+SOME = (
+    "row_stats empty: no wait",
+    "scores full: arrives early",
+    "mma: no fence::after_thread_sync",
+)
+PARTS = 4
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_planted_fault_is_reported(name):
+    assert blackwell.reported("causal", blackwell.faults("causal")[name].plant())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", blackwell.SCHEDULES)
+@pytest.mark.parametrize("kernel", blackwell.KERNELS)
+def test_the_kernel_as_it_is_is_clean(kernel, schedule):
+    recording, _, _ = blackwell.kernel(kernel)
+    assert recording.replay(blackwell.SCHEDULES[schedule](), sms=1).kinds == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("kernel", blackwell.KERNELS)
+def test_every_planted_fault_is_reported(kernel, part):
+    names = list(blackwell.faults(kernel))[part::PARTS]
+    missed = [
+        name for name in names if not blackwell.reported(kernel, blackwell.faults(kernel)[name].plant())
+    ]
+    assert missed == []

@@ -1,0 +1,75 @@
+"""Gradients through the public functions on the virtual B200, up to a transformer that trains on it."""
+
+import pytest
+import torch
+
+import attn4.emulator
+from attn4 import flash_attn_func, flash_attn_varlen_func
+from small_transformer import Transformer, train
+
+
+def _qkv(rows, keys, heads, kv_heads, dim=64):
+    shapes = [(rows, heads, dim), *[(keys, kv_heads, dim)] * 2]
+    return [torch.randn(s, generator=torch.Generator().manual_seed(i)) for i, s in enumerate(shapes)]
+
+
+def results(function, tensors, **keywords):
+    """Out, LSE and the gradients of a loss that weighs both."""
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    out, lse = function(*leaves, return_lse=True, **keywords)
+    weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    loss = (out.float() * weights).sum() + lse.masked_fill(lse == -torch.inf, 0).sin().sum()
+    return (out, lse, *torch.autograd.grad(loss, leaves))
+
+
+def agree(found, expected):
+    for x, y in zip(found, expected, strict=True):
+        seen = y != -torch.inf
+        assert torch.equal(x != -torch.inf, seen)
+        assert (x.float() - y)[seen].norm() < 4e-3 * y[seen].norm()
+
+
+def test_gradients_of_the_kernels_are_those_of_the_reference():
+    tensors = [x[None].bfloat16() for x in _qkv(90, 140, 2, 1)]
+    with attn4.emulator.device("sm_100a", hazards=True) as gpu:
+        found = results(flash_attn_func, tensors, causal=True, backend="emulator")
+    agree(found, results(flash_attn_func, [x.float() for x in tensors], causal=True))
+    assert gpu.hazards == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_packed_gradients_with_a_tail_and_an_empty_sequence(compiled):
+    torch._dynamo.reset()
+    tensors = [x.half() for x in _qkv(150, 150, 2, 2)]
+    for x in tensors:
+        x[141:] = torch.nan
+    cu_seqlens = torch.tensor([0, 70, 70, 141], dtype=torch.int32)
+    lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "window_size": (30, 5)}
+    function = flash_attn_varlen_func
+    if compiled:
+        function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    found = results(function, tensors, backend="emulator", arch="sm_100a", **lengths)
+    agree(found, results(flash_attn_varlen_func, [x.float() for x in tensors], **lengths))
+    assert all(x[141:].count_nonzero() == 0 for x in found[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_transformer_trains_on_the_virtual_b200_as_on_the_reference():
+    def attention(**backend):
+        return lambda q, k, v: flash_attn_func(q, k, v, causal=True, **backend)
+
+    shape = {"width": 64, "heads": 2, "kv_heads": 1}
+    curves = []
+    for backend in ({}, {"backend": "emulator", "arch": "sm_100a"}):
+        model = Transformer(attention(**backend), **shape)
+
+        def loss(tokens, model=model):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return model(tokens)
+
+        curves.append(torch.tensor(train(model, loss, batch=2)))
+    reference, virtual = curves
+    assert reference[-1] < reference[0] / 2
+    torch.testing.assert_close(virtual, reference, rtol=2e-2, atol=2e-2)

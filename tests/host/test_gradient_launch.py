@@ -1,0 +1,244 @@
+"""The way to a backward kernel, with a kernel that does in torch what its call promises."""
+
+import pytest
+import torch
+
+from attn4 import flash_attn_func, flash_attn_varlen_func
+from attn4.machine import machine
+from attn4.mask import Mask
+from attn4.ops import check, dispatch, gpu, prepared, workspace
+from attn4.plan.workspace import workspace as layout
+from attn4.reference import Lengths, backward, forward
+from attn4.reference.backward import Saved
+from cases import CASES, case
+from poison import poisoned_memory
+
+NAMES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+
+
+class ContractKernel:
+    """Checks what it is called with, and computes it by the reference."""
+
+    def __init__(self, plan):
+        self.plan = plan
+        self.calls = []
+
+    def __call__(self, *arguments):
+        self.calls.append(arguments)
+        (self.forward if self.plan.direction == "forward" else self.backward)(*arguments)
+
+    def forward(self, q, k, v, out, lse, scale, left, right, *rest):
+        found, found_lse = forward(
+            q, k, v, softmax_scale=scale, mask=self.mask(left, right), lengths=self.lengths(rest[:4])
+        )
+        out.copy_(found)
+        if lse is not None:
+            lse.copy_(found_lse)
+
+    def backward(self, q, k, v, out, dout, lse, dlse, dq, dk, dv, *rest):
+        minus_lse, minus_delta, dq_sum, scale, left, right, *vectors = rest
+        for x in (q, k, v, out, dout, dq, dk, dv):
+            assert x.stride(-1) == 1
+            assert x.data_ptr() % 16 == 0
+            assert all(stride % 8 == 0 for stride in x.stride()[:-1])
+        for x in (minus_lse, minus_delta, dq_sum):
+            assert x.is_contiguous()
+            assert x.data_ptr() % 128 == 0
+            x.fill_(torch.nan)
+        assert lse.dtype == torch.float32
+        assert lse.is_contiguous()
+        assert (dlse is not None) == self.plan.lse
+        assert dlse is None or dlse.is_contiguous()
+        lengths = self.lengths(vectors)
+        batch = q.shape[0] if lengths.cu_seqlens_q is None else len(lengths.cu_seqlens_q) - 1
+        room = layout(self.plan, batch, q.shape[-2], q.shape[-3])
+        assert (minus_lse.shape, minus_delta.shape, dq_sum.shape) == (
+            room.row_stats,
+            room.row_stats,
+            room.dq_sum,
+        )
+        saved = Saved(
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            lse=lse,
+            lengths=lengths,
+            softmax_scale=scale,
+            mask=self.mask(left, right),
+        )
+        for target, gradient in zip((dq, dk, dv), backward(saved, dout, dlse), strict=True):
+            target.copy_(gradient)
+
+    def mask(self, left, right):
+        return {"full": Mask(), "causal": Mask(None, 0), "window": Mask(left, right)}[self.plan.mask]
+
+    def lengths(self, vectors):
+        assert [x is not None for x in vectors] == [getattr(self.plan, name) for name in NAMES]
+        return Lengths(**dict(zip(NAMES, vectors, strict=True)))
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels by plan; the machine is a B200 that lives in host memory."""
+    loaded = {}
+    monkeypatch.setattr(gpu, "kernel_for", lambda plan: loaded.setdefault(plan, ContractKernel(plan)))
+    monkeypatch.setattr(gpu, "machine_of", lambda device: machine("sm_100a"))
+    monkeypatch.setattr(gpu, "sm_count", lambda device: 148)
+    monkeypatch.setattr(gpu, "_current_device", lambda: -1)
+    monkeypatch.setattr(workspace, "counter", lambda device: torch.zeros(2, dtype=torch.int32))
+    monkeypatch.setattr(check, "backend_of", lambda name, device: "reference" if name else "gpu")
+    tables = ((prepared, "_launches"), (prepared, "_gradients"), (dispatch, "_known"), (dispatch, "_recent"))
+    for module, table in tables:
+        monkeypatch.setattr(module, table, {})
+    return loaded
+
+
+def launched(kernels, direction="backward"):
+    return [call for plan, kernel in kernels.items() if plan.direction == direction for call in kernel.calls]
+
+
+def _qkv(*shape, kv_heads=None, grad=True):
+    shapes = [shape, *[(*shape[:-2], kv_heads or shape[-2], shape[-1])] * 2]
+    return [torch.randn(*s, dtype=torch.bfloat16).requires_grad_(grad) for s in shapes]
+
+
+def gradients(named, inputs, **keywords):
+    leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    out, lse = named.run(inputs.with_tensors(*leaves), return_lse=True, **keywords)
+    loss = out.float().square().sum() + lse.masked_fill(lse == -torch.inf, 0).sum()
+    return (out, lse, *torch.autograd.grad(loss, leaves))
+
+
+LISTED = [
+    c.name
+    for c in CASES
+    if c.values == "gaussian"
+    and max(c.head_dim, c.dim_v) <= 128
+    and (c.fault[:1] in ("A", "C", "D") or c.name.startswith(("packed", "padded", "used", "no ", "layout")))
+]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_kernel_that_keeps_the_contract_gives_the_gradients_of_the_reference(kernels, name):
+    named = case(name)
+    inputs = named.inputs("cpu")
+    with poisoned_memory():
+        found = gradients(named, inputs)
+    expected = gradients(named, inputs, backend="reference")
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
+    assert bool(launched(kernels)) == named.launches
+
+
+def test_the_gradient_of_a_sum_has_no_strides_and_is_copied(kernels):
+    leaves = _qkv(2, 64, 4, 64)
+    flash_attn_func(*leaves).sum().backward()
+    dout = launched(kernels)[0][4]
+    assert dout.is_contiguous()
+    assert (dout == 1).all()
+
+
+def test_a_gradient_that_a_kernel_can_read_is_not_copied(kernels):
+    out = flash_attn_func(*_qkv(2, 64, 4, 64))
+    arriving = torch.randn(2, 4, 64, 64, dtype=torch.bfloat16).transpose(1, 2)
+    out.backward(arriving)
+    assert launched(kernels)[0][4].data_ptr() == arriving.data_ptr()
+
+
+def test_a_kernel_without_a_gradient_of_the_lse_is_one_of_its_own(kernels):
+    leaves = _qkv(2, 64, 4, 64)
+    out, lse = flash_attn_func(*leaves, return_lse=True)
+    torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    torch.autograd.grad(lse.sum(), leaves[:2], retain_graph=True)
+    (plain,), (with_lse,) = (
+        [k.calls for p, k in kernels.items() if p.direction == "backward" and p.lse == given]
+        for given in (False, True)
+    )
+    assert plain[0][6] is None
+    assert with_lse[0][4].count_nonzero() == 0
+    assert (with_lse[0][6] == 1).all()
+
+
+def test_the_forward_kernel_writes_an_lse_only_for_gradients(kernels):
+    q, k, v = _qkv(2, 64, 4, 64)
+    flash_attn_func(q, k, v)
+    with torch.no_grad():
+        flash_attn_func(q, k, v)
+    assert [plan.lse for plan in kernels] == [True, False]
+
+
+def test_what_is_prepared_once_serves_all_calls_of_a_signature(kernels, monkeypatch):
+    leaves = _qkv(2, 64, 4, 64)
+    flash_attn_func(*leaves).sum().backward()
+    monkeypatch.setattr(prepared, "checked", None)
+    monkeypatch.setattr(gpu, "prepare", None)
+    monkeypatch.setattr(prepared, "prepare_gradient", None)
+    flash_attn_func(*leaves).sum().backward()
+    assert len(launched(kernels)) == 2
+
+
+def test_lengths_of_any_value_take_the_same_kernels(kernels):
+    """The fault of compiling anew in each backward pass, for a hint that changes."""
+    for total, longest in ((60, 40), (90, 41), (130, 42)):
+        leaves = _qkv(total, 2, 64)
+        cu_seqlens = torch.tensor([0, 20, total], dtype=torch.int32)
+        lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+        out = flash_attn_varlen_func(*leaves, max_seqlen_q=longest, max_seqlen_k=longest, **lengths)
+        out.sum().backward()
+    assert [plan.direction for plan in kernels] == ["forward", "backward"]
+
+
+def test_stride_zero_of_a_batch_of_one_is_no_stride_of_a_later_batch(kernels):
+    single = [x.as_strided((1, *x.shape[1:]), (0, *x.stride()[1:])) for x in _qkv(1, 64, 2, 64, grad=False)]
+    for tensors in (single, _qkv(3, 64, 2, 64, grad=False), single):
+        found, expected = ([x.detach().requires_grad_() for x in tensors] for _ in range(2))
+        flash_attn_func(*found, causal=True).square().sum().backward()
+        flash_attn_func(*expected, causal=True, backend="reference").square().sum().backward()
+        for x, y in zip(found, expected, strict=True):
+            assert torch.equal(x.grad, y.grad)
+
+
+def test_only_empty_segments_launch_nothing_and_give_zeros(kernels):
+    leaves = _qkv(4, 2, 64)
+    cu_seqlens = torch.zeros(1, dtype=torch.int32)
+    out = flash_attn_varlen_func(
+        *leaves, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=0, max_seqlen_k=0
+    )
+    out.sum().backward()
+    assert not kernels
+    assert all(x.grad.count_nonzero() == 0 for x in leaves)
+
+
+def test_a_deterministic_gradient_is_refused_before_anything_is_launched(kernels):
+    with pytest.raises(NotImplementedError, match=r"requires a gradient.*deterministic.*deterministic=False"):
+        flash_attn_func(*_qkv(1, 64, 2, 64), deterministic=True)
+    assert not kernels
+
+
+@pytest.mark.parametrize("dims", [(256, 256), (192, 128)], ids=str)
+def test_head_dims_without_a_backward_kernel_are_refused_before_anything_is_launched(kernels, dims):
+    q, k, v = (torch.randn(1, 16, 1, d, dtype=torch.bfloat16) for d in (dims[0], *dims))
+    with pytest.raises(NotImplementedError, match=rf"requires a gradient.*{dims[0]}.*reference"):
+        flash_attn_func(q.requires_grad_(), k, v)
+    assert not kernels
+    with torch.no_grad():
+        flash_attn_func(q, k, v)
+    assert len(kernels) == 1
+
+
+def test_double_backward_through_a_kernel_is_refused(kernels):
+    leaves = _qkv(1, 64, 2, 64)
+    (first,) = torch.autograd.grad(flash_attn_func(*leaves).sum(), leaves[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="once differentiable"):
+        first.float().square().sum().backward()
+
+
+def test_memory_of_a_pass_is_cut_at_128_bytes():
+    like = torch.zeros(1, dtype=torch.bfloat16)
+    pieces = workspace.uninitialised(like, [(3, 5), (2, 1, 7), (128,), (1,)])
+    assert [tuple(x.shape) for x in pieces] == [(3, 5), (2, 1, 7), (128,), (1,)]
+    assert all(x.data_ptr() % 128 == 0 and x.dtype == torch.float32 for x in pieces)
+    for value, x in enumerate(pieces):
+        x.fill_(value)
+    assert all((x == value).all() for value, x in enumerate(pieces))
