@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn4.machine import MACHINES, Machine
-from attn4.plan import sm90, sm100, sm100_backward
+from attn4.plan import sm90, sm90_backward, sm100, sm100_backward
 from attn4.plan.channels import validate
 from attn4.plan.layout import padded
 from attn4.plan.plan import Plan
@@ -50,7 +50,8 @@ def choose(problem: Problem, machine: Machine, *, cta_group: int | None = None) 
 
 def _build(problem: Problem, machine: Machine, cta_group: int) -> Plan:
     if not machine.tensor_columns:
-        return sm90.forward(problem, machine)
+        build = sm90_backward.backward if problem.direction == "backward" else sm90.forward
+        return build(problem, machine)
     if problem.direction == "backward":
         return sm100_backward.backward(problem, machine, cta_group)
     return sm100.forward(problem, machine, cta_group)
@@ -129,15 +130,10 @@ def unplanned(problem: Problem, machine: Machine) -> tuple[str, ...]:
             f"{UNEQUAL_HEAD_DIMS[1]}. Pad the smaller with zeros, or {REFERENCE}."
         )
     backward = problem.direction == "backward"
-    if backward and not machine.tensor_columns:
+    most = (sm100_backward if machine.tensor_columns else sm90_backward).MOST_HEAD_DIM
+    if backward and max(pair) > most:
         reasons.append(
-            f"The backward pass has no plan on {machine.chip} ({machine.name}) yet. "
-            f"Call it without gradients, or {REFERENCE}."
-        )
-    if backward and machine.tensor_columns and max(pair) > sm100_backward.MOST_HEAD_DIM:
-        reasons.append(
-            f"{given}; the backward pass on {machine.chip} ({machine.name}) is planned up to "
-            f"{sm100_backward.MOST_HEAD_DIM}. "
+            f"{given}; the backward pass on {machine.chip} ({machine.name}) is planned up to {most}. "
             f"For more, {REFERENCE}."
         )
     return tuple(reasons)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from attn4.machine import Machine
 from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
 from attn4.plan.plan import Channel, Plan, Role, Schedule
-from attn4.plan.sm90 import REGISTERS, SECTION_BYTES, WARPS_PER_GROUP
+from attn4.plan.sm90 import GROUP_THREADS, REGISTERS, WARPS_PER_GROUP
 from attn4.problem import Problem
 
 KEYS = 128
@@ -22,7 +22,10 @@ GROUPS = 2
 """Warpgroups that compute, of 64 keys each."""
 
 STAGES = 2
-"""Slots of the rings of Q and dO, and of dS: a step is written while the one before it is read."""
+"""Slots of the rings of Q and dO."""
+
+DSCORES = 3
+"""Slots of dS: dQ of a step is in flight while dS of the next two are written."""
 
 MOST_HEAD_DIM = 128
 """A thread keeps head_dim / 2 words of dK and as many of dV."""
@@ -61,22 +64,14 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         roles=roles(),
         buffers=pack("shared", (*pieces(tile), barriers)),
         channels=handed,
-        schedule=schedule(problem),
+        schedule=Schedule("linear", persistent=False),
         cu_seqlens_q=problem.cu_seqlens_q,
         cu_seqlens_k=problem.cu_seqlens_k,
         seqused_q=problem.seqused_q,
         seqused_k=problem.seqused_k,
         lse=problem.lse,
-        ping_pong=False,
         deterministic=problem.deterministic,
     )
-
-
-def schedule(problem: Problem) -> Schedule:
-    """One CTA a key block; where a mask makes them unequal, longest first by L2-sized sections."""
-    if problem.mask.kind == "full":
-        return Schedule("linear", persistent=False)
-    return Schedule("longest_first", persistent=False, section_bytes=SECTION_BYTES)
 
 
 def roles() -> tuple[Role, ...]:
@@ -85,7 +80,7 @@ def roles() -> tuple[Role, ...]:
     return (
         Role("load", 0, 1, producing, "copies K, V, and per step Q, dO, lse and delta to shared memory"),
         Role("idle", 1, 3, producing, "completes the warpgroup that gives registers away"),
-        Role("differentiate", 4, GROUPS * WARPS_PER_GROUP, computing, "the five products, P and dS, dQ, dK, dV"),
+        Role("differentiate", 4, GROUPS * WARPS_PER_GROUP, computing, "all products, P and dS, sums of dQ"),
     )
 
 
@@ -100,7 +95,7 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
         rows("value", KEYS, tile.head_dim_v),
         rows("query", tile.rows, tile.head_dim, STAGES),
         rows("dout", tile.rows, tile.head_dim_v, STAGES),
-        rows("dscores", KEYS, tile.rows, STAGES),
+        rows("dscores", KEYS, tile.rows, DSCORES),
         Piece(name="lse", shape=(tile.rows,), dtype="float32", stages=STAGES),
         Piece(name="delta", shape=(tile.rows,), dtype="float32", stages=STAGES),
     )
@@ -109,8 +104,9 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
 def channels(tile: Tile) -> tuple[Channel, ...]:
     """Every computing warp gives a slot back with one arrival.
 
-    dS needs no empty barrier: who writes it again has passed the full barrier of the step between, at which
-    the other warpgroup arrived after its dQ had read the slot.
+    dS needs no empty barrier: a warpgroup writes dS of step j + 1 after its turn for dV and dP of that step,
+    which the other gave after its products of step j; before those it has waited for its dQ of step j - 2,
+    which read that slot.
     """
     warps = GROUPS * WARPS_PER_GROUP
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
@@ -125,7 +121,8 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
         load("lse", STAGES, warps),
         load("dout", STAGES, warps),
         load("delta", STAGES, warps),
+        Channel("dscores", "thread", "dscores", DSCORES, "differentiate", ("differentiate",), warps, 0),
         Channel(
-            "dscores", "thread", "dscores", STAGES, "differentiate", ("differentiate",), warps, 0
+            "turn", "named", None, GROUPS, "differentiate", ("differentiate",), GROUPS * GROUP_THREADS, 0
         ),
     )

@@ -34,9 +34,7 @@ def unpack(word, dtype):
             "mov.b32 {$w0}, a; mov.b32 {$w1}, b; }"
         )
     else:
-        code = (
-            "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }"
-        )
+        code = "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }"
     return cute.arch.inline_ptx(code, write_only_types=[Float32, Float32], read_only_args=[word])
 
 

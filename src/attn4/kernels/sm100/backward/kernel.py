@@ -158,7 +158,8 @@ class Backward(BackwardKernel):
     def row_tiles(self, arena, copies):
         """The copies of operands into their slots, and of dK and dV out of theirs."""
         results = {
-            name: self.copy_tiles(arena, copies, name, self.plan.cu_seqlens_k) for name in ("dk_out", "dv_out")
+            name: self.copy_tiles(arena, copies, name, self.plan.cu_seqlens_k)
+            for name in ("dk_out", "dv_out")
         }
         return {**self.operand_tiles(arena, copies), **results}
 

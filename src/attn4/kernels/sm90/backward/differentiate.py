@@ -1,8 +1,8 @@
 """The differentiating role: all five products, P and dS between them, by two warpgroups of 64 keys each.
 
-A step works on one block of queries. Its order keeps the tensor core fed by a warpgroup alone: exponentials
-run beside dQ of the step before, and the sums of dQ beside dV. P^T and dS^T never leave the registers for
-dV and dK.
+A step works on one block of queries. Its products are issued in two batches, for which the warpgroups take
+turns: dK, the next S and the last dQ; then dV and dP. So one warpgroup's P or dS is made beside the other's
+products. dQ lags a step behind, as it needs dS of both. P^T and dS^T never leave the registers for dV and dK.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ class Walk(Carried):
 
     carried = ("member", "block")
 
-    def __init__(self, tile):
+    def __init__(self, tile, member, block):
         self.tile = tile
-        self.member = Int32(0)
-        self.block = tile.first
+        self.member = member
+        self.block = block
 
-    def advance(self):
-        """To the next step."""
-        following = self.block + 1
-        wrap = Int32(following == self.tile.last)
-        self.block = following - wrap * (self.tile.last - self.tile.first)
-        self.member = self.member + wrap
+    def following(self):
+        """The next step."""
+        block = self.block + 1
+        wrap = Int32(block == self.tile.last)
+        return Walk(self.tile, self.member + wrap, block - wrap * (self.tile.last - self.tile.first))
 
 
 class Operands(Fixed):
     """The five products and the fragments of their operands, by slot where there are slots."""
 
     def __init__(self, plan, dtype, groups: int, thread, tiles):
+        self.plan = plan
+        self.dtype = dtype
         self.thread = thread
         key, value, query, dout, dscores = (
             tiles[name] for name in ("key", "value", "query", "dout", "dscores")
@@ -78,20 +79,17 @@ class Operands(Fixed):
 
 
 class Worker(Fixed):
-    """What a warpgroup keeps through the whole kernel; ``stats`` are the negated statistics, (rows, slots)."""
+    """What a warpgroup keeps through the kernel; ``stats`` are the negated statistics, (rows, slots)."""
 
-    def __init__(self, plan, ops: Operands, bounds, place, scale_log2, stats, sums):
-        self.plan = plan
+    def __init__(self, ops: Operands, place, scale_log2, stats, hands):
+        self.plan = ops.plan
         self.ops = ops
-        self.bounds = bounds
-        self.tile, self.group = place
+        self.tile, self.bounds, self.group = place
         self.scale_log2 = scale_log2
         self.minus_lse, self.minus_delta = stats
-        self.sums = sums
-        m, n = plan.tile_m, plan.tile_n
-        self.dtype = ops.dscores_tile.element_type
-        self.dv = mma.accumulator(ops.dv_mma, (n, plan.head_dim_v))
-        self.dk = mma.accumulator(ops.dk_mma, (n, plan.head_dim))
+        self.sums, self.turn = hands
+        self.dv = mma.accumulator(ops.dv_mma, (self.plan.tile_n, self.plan.head_dim_v))
+        self.dk = mma.accumulator(ops.dk_mma, (self.plan.tile_n, self.plan.head_dim))
 
     def start_scores(self, slot):
         """Issue S^T = K Q^T; returns its registers."""
@@ -145,7 +143,7 @@ class Worker(Fixed):
         for pair in cutlass.range_constexpr(cute.size(dscores, mode=[1]) // PAIR):
             delta = self._pair(self.minus_delta, pair, slot)
             for half in cutlass.range_constexpr(2):
-                both = math.unpack(words[2 * pair + half], self.dtype)
+                both = math.unpack(words[2 * pair + half], self.ops.dtype)
                 for i in cutlass.range_constexpr(PAIR):
                     column = PAIR * pair + i
                     dscores[half, column] = both[i] * (dscores[half, column] + delta[i])
@@ -181,95 +179,143 @@ class Worker(Fixed):
         dtype = self.ops.dscores_tile.element_type
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
         mine = cute.make_tiled_copy_C(atom, self.ops.scores_mma).get_slice(self.ops.thread)
-        rounded = cute.make_tensor(self.ops.dscores.iterator, mma.accumulator(self.ops.scores_mma, (self.plan.tile_n, self.plan.tile_m)).layout)
+        shape = self.ops.scores_mma.partition_shape_C((self.plan.tile_n, self.plan.tile_m))
+        rounded = cute.make_tensor(self.ops.dscores.iterator, cute.make_layout(shape))
         cute.copy(atom, mine.retile(rounded), mine.partition_D(self.ops.dscores_tile[None, None, slot]))
         cute.arch.fence_view_async_shared()
 
 
 class QuerySums(Fixed):
-    """The float32 sums of dQ in global memory, (heads, blocks, elements of a block): `register_sums`."""
+    """The float32 sums of dQ in global memory, (heads, blocks of the sequence, elements of a block)."""
 
-    def __init__(self, plan, sums, first_block, first_head, thread):
+    def __init__(self, plan, sums, first_head, thread):
         self.plan = plan
         self.sums = sums
-        self.first_block = first_block
         self.first_head = first_head
         self.thread = thread
 
     def of(self, walk):
-        """Where this thread's sums of a step begin."""
-        block = self.sums[self.first_head + walk.member, self.first_block + walk.block, None]
-        return block.iterator + FOUR * self.thread
+        """Those of a step."""
+        return self.sums[self.first_head + walk.member, walk.block, None].iterator
 
     @cute.jit
-    def add(self, values, target):
-        """Add a thread's registers to the sums at ``target``."""
+    def add(self, values, sums):
+        """Add a thread's registers; the order is that of `sum_layout`."""
         threads = self.plan.role("differentiate").warps * cute.arch.WARP_SIZE
         for four in cutlass.range_constexpr(cute.size(values) // FOUR):
-            add_four(
-                target + FOUR * threads * four, [values[FOUR * four + i] for i in range(FOUR)]
-            )
+            registers = [values[FOUR * four + i] for i in range(FOUR)]
+            add_four(sums + FOUR * (threads * four + self.thread), registers)
 
 
 @cute.jit
 def run(worker, ends):
-    """All steps of the CTA's key block; dK, not yet scaled, and dV stay in registers."""
+    """All steps of the CTA's key block; dK, not yet scaled, and dV stay in registers.
+
+    A dS of zeros stands for the step before the first: a product and a sum of zeros, where the loop would
+    else need a second body.
+    """
     tile = worker.tile
     worker.dk.fill(0.0)
     if tile.first < tile.last:
-        walk = Walk(tile)
+        worker.turn.open()
+        walk = before = Walk(tile, Int32(0), tile.first)
+        worker.ops.dscores.fill(0)
+        ends = share(worker, ends)
         ends.key.wait()
         ends.value.wait()
+        worker.turn.take()
         scores = worker.start_scores(ends.ahead.wait())
+        worker.turn.give()
         ends = exponentiate(worker, walk, ends, scores, 0)
-        worker.start_dv(ends.dout.wait(), zero=True)
+        ends, dprobabilities = start_from_values(worker, ends, first=True)
+        ends = differentiate(worker, ends, dprobabilities)
         for _ in cutlass.range((tile.last - tile.first) * worker.group - 1, unroll=1):
-            walk, ends = step(worker, walk, ends, last=False)
-        walk, ends = step(worker, walk, ends, last=True)
+            walk, before, ends = step(worker, walk, before, ends)
+        ends = finish(worker, walk, before, ends)
+        worker.turn.close()
     else:
         worker.dv.fill(0.0)
 
 
 @cute.jit
-def step(worker, walk, ends, last: cutlass.Constexpr[bool]):
-    """dP, dS, dK and dQ of a block of queries whose dV has begun; then S and P of the next, and its dV."""
-    dprobabilities = worker.start_dprobabilities(ends.dout.index)
-    delta_slot = ends.delta.wait()
-    mma.wait(0)
-    ends.dout.arrive()
-    ends.dout.advance()
-    worker.differentiate(dprobabilities, delta_slot)
-    ends.delta.arrive_together()
-    ends.delta.advance()
-    worker.share(ends.shared.index)
-    ends.shared.signal()
-    ends.shared.advance()
+def step(worker, walk, before, ends):
+    """DK of the step ``walk``, dQ of the one ``before`` it, and S, P, dV, dP and dS of the next."""
+    worker.turn.take()
     worker.start_dk(ends.query.index)
-    if cutlass.const_expr(not last):
-        scores = worker.start_scores(ends.ahead.wait())
+    scores = worker.start_scores(ends.ahead.wait())
     dq = worker.start_dq(ends.dscores.wait())
+    worker.turn.give()
     ends.dscores.advance()
-    target = worker.sums.of(walk)
-    walk.advance()
-    if cutlass.const_expr(last):
-        mma.wait(0)
-    else:
-        ends = exponentiate(worker, walk, ends, scores, 1)
-        worker.start_dv(ends.dout.wait())
-        mma.wait(1)
-    worker.sums.add(dq, target)
+    sums = worker.sums.of(before)
+    following = walk.following()
+    ends = exponentiate(worker, following, ends, scores, 1)
     ends.query.arrive()
     ends.query.advance()
-    return walk, ends
+    ends, dprobabilities = start_from_values(worker, ends, first=False)
+    mma.wait(2)
+    worker.sums.add(dq, sums)
+    ends = differentiate(worker, ends, dprobabilities)
+    return following, walk, ends
+
+
+@cute.jit
+def finish(worker, walk, before, ends):
+    """DK of the last step, and dQ of the last two."""
+    worker.turn.take()
+    worker.start_dk(ends.query.index)
+    dq = worker.start_dq(ends.dscores.wait())
+    worker.turn.give()
+    ends.dscores.advance()
+    mma.wait(0)
+    worker.sums.add(dq, worker.sums.of(before))
+    ends.query.arrive()
+    ends.query.advance()
+    dq = worker.start_dq(ends.dscores.wait())
+    mma.wait(0)
+    worker.sums.add(dq, worker.sums.of(walk))
+    return ends
 
 
 @cute.jit
 def exponentiate(worker, walk, ends, scores, younger: cutlass.Constexpr[int]):
-    """P of the next step, beside ``younger`` products that began after S."""
+    """P of a step from its scores, beside ``younger`` products that began after them."""
     slot = ends.lse.wait()
     mma.wait(younger)
     worker.exponentiate(scores, walk, slot)
     ends.lse.arrive_together()
     ends.lse.advance()
     ends.ahead.advance()
+    return ends
+
+
+@cute.jit
+def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
+    """Issue dV and dP of a step; returns the registers of dP."""
+    worker.turn.take()
+    slot = ends.dout.wait()
+    worker.start_dv(slot, zero=first)
+    dprobabilities = worker.start_dprobabilities(slot)
+    worker.turn.give()
+    return ends, dprobabilities
+
+
+@cute.jit
+def differentiate(worker, ends, dprobabilities):
+    """DS of a step, in registers and in shared memory."""
+    slot = ends.delta.wait()
+    mma.wait(0)
+    ends.dout.arrive()
+    ends.dout.advance()
+    worker.differentiate(dprobabilities, slot)
+    ends.delta.arrive_together()
+    ends.delta.advance()
+    return share(worker, ends)
+
+
+@cute.jit
+def share(worker, ends):
+    """Put dS of this warpgroup's keys where both warpgroups' dQ finds it."""
+    worker.share(ends.shared.index)
+    ends.shared.signal()
+    ends.shared.advance()
     return ends

@@ -10,7 +10,7 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, mma, tma
 from attn4.kernels.dsl.carried import Bundle
-from attn4.kernels.dsl.channel import Consumer, Producer
+from attn4.kernels.dsl.channel import Consumer, Producer, Turn
 from attn4.kernels.dsl.exchange import store_exchanged
 from attn4.kernels.dsl.smem import Arena
 from attn4.kernels.shared.gradient_call import BackwardKernel, Copy, GradientScalars, Results, Workspace
@@ -20,7 +20,7 @@ from attn4.kernels.shared.postprocess import Postprocess
 from attn4.kernels.shared.preprocess import Preprocess
 from attn4.kernels.shared.query_blocks import first_block
 from attn4.kernels.shared.scheduler import Lengths
-from attn4.kernels.sm90.backward.differentiate import Operands, QuerySums, Worker, run
+from attn4.kernels.sm90.backward.differentiate import GROUP_THREADS, Operands, QuerySums, Worker, run
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class Backward(BackwardKernel):
 
         bounds = self.bounds(scalars)
         tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0])
-        first = first_block(plan, lengths, tile.batch)
         role = plan.role("differentiate")
         if tile.key_block >= 0:
+            first = first_block(plan, lengths, tile.batch)
             if warp < role.first_warp:
                 cute.arch.setmaxregister_decrease(plan.role("load").registers)
                 if warp == 0:
@@ -119,22 +119,23 @@ class Backward(BackwardKernel):
                     load(tile, lengths.group, self.operand_tiles(arena, copies), stats, ends)
             else:
                 cute.arch.setmaxregister_increase(role.registers)
-                place = (tile, lengths.group, first)
-                worker = self.worker(arena, bounds, place, scalars, workspace, self.thread(role))
+                place = (tile, bounds, lengths.group)
+                rows = cute.domain_offset((0, first, 0), workspace.dq_sum)
+                sums = QuerySums(plan, rows, tile.kv_head * lengths.group, self.thread(role))
+                worker = self.worker(arena, place, scalars, sums, self.thread(role))
                 run(worker, self.worker_ends(rings))
                 self.store(gradients.dv, tile, worker.dv, Float32(1.0))
                 self.store(gradients.dk, tile, worker.dk, scalars.softmax_scale)
 
-    def worker(self, arena, bounds, place, scalars, workspace, thread):
+    def worker(self, arena, place, scalars, sums, thread):
         """What a computing warpgroup works with."""
         plan = self.plan
         groups = plan.role("differentiate").warps // 4
         tiles = {name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores")}
         ops = Operands(plan, self.dtype, groups, thread, tiles)
         stats = tuple(self.vectors(arena, name) for name in ("lse", "delta"))
-        tile, group, first = place
-        sums = QuerySums(plan, workspace.dq_sum, first, tile.kv_head * group, thread)
-        return Worker(plan, ops, bounds, (tile, group), scalars.softmax_scale * math.LOG2_E, stats, sums)
+        turn = Turn(plan.channel("turn"), cute.arch.make_warp_uniform(thread // GROUP_THREADS))
+        return Worker(ops, place, scalars.softmax_scale * math.LOG2_E, stats, (sums, turn))
 
     def worker_ends(self, rings):
         """What the computing warps take and hand over: Q once for S, ahead, and once for dK; dS both ways."""
@@ -154,6 +155,8 @@ class Backward(BackwardKernel):
             math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, self.dtype)
             for i in range(cute.size(values) // 2)
         ]
+        first_row = mma.first_row(self.thread(plan.role("differentiate")))
         for half in cutlass.range_constexpr(2):
-            row = tile.key_block * plan.tile_n + mma.first_row(self.thread(plan.role("differentiate"))) + 8 * half
-            store_exchanged(words[half::2], target[tile.k_begin + row, None, tile.kv_head, batch], row < tile.k_rows)
+            row = tile.key_block * plan.tile_n + first_row + 8 * half
+            place = target[tile.k_begin + row, None, tile.kv_head, batch]
+            store_exchanged(words[half::2], place, row < tile.k_rows)

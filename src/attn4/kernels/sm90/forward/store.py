@@ -18,6 +18,7 @@ from attn4.kernels.shared.softmax import to_operand
 
 WARP_ROWS = 16
 
+
 class Store(Fixed):
     """Writes the rows of a tile that exist."""
 
