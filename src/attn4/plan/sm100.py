@@ -101,11 +101,12 @@ def forward(
     *,
     score_stages: int | None = None,
     softmax_turns: bool = False,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """The forward plan of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs.
 
     ``score_stages`` and ``softmax_turns`` as in `Layout`; by default two score tiles where there is only one
-    query tile.
+    query tile. ``schedule`` takes the place of `forward_schedule`'s.
     """
     mask = problem.mask.kind
     head_dim, head_dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
@@ -113,7 +114,7 @@ def forward(
     tiles = 1 if head_dim_v > 128 or problem.seqlen_q * pack_gqa <= TILE_ROWS else 2
     stages = score_stages or 3 - tiles
     layout = Layout(tiles, head_dim, head_dim_v, problem.dtype, cta_group, stages, softmax_turns)
-    schedule = forward_schedule(problem)
+    schedule = schedule or forward_schedule(problem)
     pieces, borrowed = shared_pieces(layout, machine, schedule.dynamic)
     channels = forward_channels(layout, pieces, schedule.dynamic, borrowed)
     barriers = Piece(name="barriers", shape=(barrier_count(channels),), dtype="int64")
