@@ -12,6 +12,7 @@ pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
 from attn4.artifact.key import toolchain
+from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
 from attn4.plan.choose import unsupported
@@ -24,6 +25,9 @@ pytestmark = [
     pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
 ]
+
+GRADIENTS = 1
+"""Of the three launches, the second."""
 
 MOST_PRODUCTS = 1_000_000
 """Query-key pairs of a case that the emulator finishes in seconds."""
@@ -139,6 +143,27 @@ def test_other_sums_differ_under_the_same_schedules():
 def test_a_grid_of_which_only_one_cta_is_resident_comes_to_its_end(mask):
     case = replace(RESIDENT, seqlen_q=400, kv_heads=1, heads=2, **mask)
     check(case, RoundRobin(), deterministic=True, sms=1)
+
+
+@pytest.mark.slow
+def test_a_step_counts_what_feeds_and_speeds_say():
+    """Of shared memory 3,328 x 128 bytes, and statistics, which each thread reads for its 64 queries."""
+    counts = []
+    for steps in (2, 4):
+        case = replace(PLAIN, seqlen_q=128 * steps, seqlen_k=128)
+        inputs = case.inputs("cpu")
+        run = differentiate(case, inputs, incoming(case, inputs), RoundRobin(), hazards=False)
+        counts.append(report(run.grids).kernels[GRADIENTS].counts)
+    step = {name: (counts[1][name] - counts[0].get(name, 0)) // 2 for name in counts[1]}
+    assert step["flop"] == 5 * 2 * 128**3
+    assert step["mufu.ex2"] == 128 * 128 // 32
+    slices = 128 * 128 * 4
+    assert step["bulk reduce bytes"] == slices
+    assert step["operand bytes"] == 8 * 128 * 128 * 2
+    assert step["shared store bytes"] == 128 * 128 * 2 + slices
+    assert step["shared load bytes"] == 256 * 2 * 64 * 4
+    moved = step["operand bytes"] + step["shared store bytes"] + step["bulk reduce bytes"]
+    assert moved == 3328 * 128
 
 
 @pytest.mark.slow

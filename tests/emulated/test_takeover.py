@@ -15,6 +15,7 @@ pytest.importorskip("tvm_ffi")
 from attn4.artifact.key import toolchain
 from attn4.emulator.grid import Grid
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
+from attn4.plan.plan import Schedule
 from emulated.forward_kernel import Case, attend
 from planted.replay import recorded
 from planted.waits import without
@@ -71,6 +72,18 @@ def test_tiles_are_worked_on_once_whoever_takes_them(sms, name):
     assert len(set(cancelled)) == len(cancelled) <= TILES - sms
     if sms == 1:
         assert len(cancelled) == TILES - 1
+
+
+@SLOW
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_tiles_may_be_taken_over_too(name):
+    """Full attention, which is dealt in advance by default, by a scheduling warp instead."""
+    options = (("schedule", Schedule("linear", dynamic=True)),)
+    case = replace(CASE, mask="full", seqlen_q=600, options=options)
+    result, cancelled = taken_over(case, SCHEDULES[name](), 2)
+    assert list(result.grid.findings) == []
+    assert result.error < 2.5e-3
+    assert 0 < len(cancelled) <= 2 * 3 - 2
 
 
 @SLOW

@@ -92,3 +92,19 @@ def test_packed_batches(name, arch):
     )
     starts = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (QUERIES, KEYS)]
     check(name, problem, batch, (*starts, None, None), arch)
+
+
+def test_a_pair_of_ctas_takes_the_two_halves_of_a_tile():
+    """The model's tile is the pair's; its two CTAs have consecutive numbers and row blocks."""
+    problem = replace(PLAIN, seqlen_q=1100, mask=Mask())
+    plan = choose(problem, machine("sm_100a"), cta_group=2)
+    batch = Batch.of(problem)
+    wanted = [
+        [2 * t.row_block + rank, t.head, t.batch, t.steps]
+        for t in tiles_in_order(plan, batch)
+        for rank in range(2)
+    ]
+    vectors = (None, None, None, torch.full((3,), 500, dtype=torch.int32), None)
+    found = taken(plan, batch, vectors, range(len(wanted) + 2))
+    assert found[:-2] == wanted
+    assert [row_block for row_block, *_ in found[-2:]] == [-1, -1]

@@ -275,7 +275,8 @@ def test_launch_control_adds_a_response_that_adds_up() -> None:
     [
         ({"mask": Mask.of(True)}, "sm_90a", "no forward pass on Blackwell"),
         ({"cu_seqlens_q": True}, "sm_100a", "number of tiles of packed sequences"),
-        ({}, "sm_100a", "dealt in advance"),
+        ({}, "sm_100a", "a pair of CTAs would have to take over a pair"),
+        ({"head_dim": 64, "head_dim_v": 64}, "sm_100a", "dealt in advance"),
         ({"direction": "backward"}, "sm_100a", "no forward pass"),
     ],
 )

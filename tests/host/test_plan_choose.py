@@ -241,9 +241,13 @@ def test_shortest_tiles_come_first_only_where_sums_wait_for_each_other(mask: Mas
     assert choose(replace(problem, deterministic=True), B200).schedule.order == "shortest_first"
 
 
-def test_only_a_machine_with_scarce_exponentials_takes_the_polynomial() -> None:
+def test_the_polynomial_is_for_where_exponentials_are_scarce() -> None:
     assert choose(PLAIN, B200).softmax.fma_exp_every == 8
     assert choose(PLAIN, machine("B300")).softmax.fma_exp_every == 0
+    # Wider heads keep the tensor core busy for longer than their exponentials take.
+    for dims in ((192, 128), (256, 256)):
+        wide = replace(PLAIN, head_dim=dims[0], head_dim_v=dims[1])
+        assert choose(wide, B200).softmax.fma_exp_every == 0
 
 
 def test_a_rows_arithmetic_does_not_depend_on_mask_or_query_tiles() -> None:

@@ -72,7 +72,7 @@ def faults(name: str) -> dict[str, Fault]:
     recording, sites, rings = kernel(name)
     plan, ptx = artifact(KERNELS[name]).description.plan, recording.launch.ptx
     borrowed = any(buffer["name"] == "out" and buffer["borrows"] == "query" for buffer in plan["buffers"])
-    found = (*_of_channels(ptx, sites, rings, borrowed), *_of_orders(plan, ptx, sites))
+    found = (*_of_channels(ptx, sites, rings, borrowed), *of_orders(plan, ptx, sites))
     return {fault.name: fault for fault in found}
 
 
@@ -81,10 +81,10 @@ def _of_channels(ptx: str, sites: list[Site], rings: dict[str, Ring], borrowed: 
         ring = rings[name]
         if (name, side) == ("out", "empty") and borrowed:
             # Its next output comes after a query that waited for this one to leave: only counts matter.
-            yield from _of_counts(ptx, sites, ring, side)
+            yield from of_counts(ptx, sites, ring, side)
             continue
         yield Fault(f"{name} {side}: no wait", lambda r=ring, s=side: channels.wait_dropped(ptx, sites, r, s))
-        yield from _of_counts(ptx, sites, ring, side)
+        yield from of_counts(ptx, sites, ring, side)
         early = f"{name} {side}: arrives early"
         if ring.kind == "thread":
             yield Fault(early, lambda r=ring, s=side: channels.arrived_early(ptx, sites, r, s))
@@ -97,7 +97,8 @@ def _of_channels(ptx: str, sites: list[Site], rings: dict[str, Ring], borrowed: 
             yield Fault(early, lambda r=ring: channels.given_back_early(ptx, sites, r))
 
 
-def _of_counts(ptx: str, sites: list[Site], ring: Ring, side: str) -> Iterator[Fault]:
+def of_counts(ptx: str, sites: list[Site], ring: Ring, side: str) -> Iterator[Fault]:
+    """A barrier that takes one arrival more, or less, than there are."""
     for by in (1, -1):
         yield Fault(
             f"{ring.name} {side}: {by:+} arrivals",
@@ -105,7 +106,8 @@ def _of_counts(ptx: str, sites: list[Site], ring: Ring, side: str) -> Iterator[F
         )
 
 
-def _of_orders(plan: dict[str, Any], ptx: str, sites: list[Site]) -> Iterator[Fault]:
+def of_orders(plan: dict[str, Any], ptx: str, sites: list[Site]) -> Iterator[Fault]:
+    """A role that does without the fences, or the waits without a barrier, of some kind."""
     groups: dict[str, set[int]] = {}
     for role in plan["roles"]:
         warps = range(role["first_warp"], role["first_warp"] + role["warps"])
@@ -120,8 +122,12 @@ def _of_orders(plan: dict[str, Any], ptx: str, sites: list[Site]) -> Iterator[Fa
 
 
 def reported(name: str, ptx: str) -> tuple[str, Replay] | None:
+    """As `first_report`, of a kernel of this file."""
+    return first_report(kernel(name)[0], ptx)
+
+
+def first_report(recording: Recording, ptx: str) -> tuple[str, Replay] | None:
     """Under which schedule something is reported first, and what; None if nothing is under any."""
-    recording, _, _ = kernel(name)
     for schedule, make in SCHEDULES.items():
         limits = Limits(seconds=60, idle_instructions=100_000)
         done = recording.replay(make(), ptx=ptx, sms=1, limits=limits, beyond=frozenset())

@@ -77,12 +77,13 @@ def compile_plan(plan):
     where rows are those of a padded sequence, and batch + 1 entries are written.
 
     Of a backward plan out and lse are the results of the forward pass, dout and dlse their incoming gradients
-    (dlse None unless ``plan.lse``), and dq, dk, dv are written in full, in the dtype of q: zeros for rows of
-    no sequence, past a stated length, or that see nothing. lse and dlse are contiguous float32, laid out as
-    the forward pass gives them; tensors of rows have a last stride of 1, other strides that are multiples of
-    8 elements (0 too, but for dq, dk, dv), and begin at 16 bytes. minus_lse, minus_delta and dq_sum are the
-    kernels' own memory: uninitialised float32, contiguous, of the shapes that `attn4.plan.workspace` gives,
-    from a multiple of 16 bytes on, which the next call on the same stream may use again. No size is 0.
+    (dlse None unless ``plan.lse``; dout finite, in rows that see no key too), and dq, dk, dv are written in
+    full, in the dtype of q: zeros for rows of no sequence, past a stated length, or that see nothing. lse and
+    dlse are contiguous float32, as the forward pass lays them out; tensors of rows have a last stride of
+    1, other strides that are multiples of 8 elements (0 too, but for dq, dk, dv), and begin at 16 bytes.
+    minus_lse, minus_delta and dq_sum are the kernels' own memory: uninitialised float32, contiguous, of the
+    shapes that `attn4.plan.workspace` gives, from a multiple of 16 bytes on, which the next call on the same
+    stream may use again. No size is 0.
     """
     if plan.cta_group != 1 and plan.direction != "forward":
         raise NotImplementedError("no backward kernel for groups of CTAs is built yet; choose cta_group=1")

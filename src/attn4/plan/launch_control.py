@@ -48,6 +48,8 @@ def _obstacle(plan: Plan) -> str | None:
         return f"{plan.arch} {plan.direction} is no forward pass on Blackwell"
     if plan.cu_seqlens_q:
         return "the number of tiles of packed sequences, and so the grid, is not known on the host"
-    if not plan.schedule.dynamic or plan.cta_group != 1:
-        return "its tiles are dealt in advance, which needs neither a counter nor launch control"
+    if plan.cta_group != 1:
+        return "a pair of CTAs would have to take over a pair, which is not built"
+    if not plan.schedule.dynamic:
+        return "its tiles are dealt in advance: no warp announces them; plan it with a dynamic schedule"
     return None

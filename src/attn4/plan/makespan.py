@@ -10,9 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from attn4.machine import MACHINES, Machine
 from attn4.mask import Mask
+from attn4.plan import sm100
 from attn4.plan.choose import choose
 from attn4.plan.feeds import Step, feeds
 from attn4.plan.launch_control import with_launch_control
@@ -121,11 +123,12 @@ def held_table() -> Iterator[str]:
     names = ("dealt", "longest first", "taken over")
     yield INTRODUCTION.format(" | ".join(names), "|".join(["---"] * len(names)))
     machine = MACHINES[1]
-    for size, heads, length in DENSE:
-        problem = _problem(size, heads, length, 128, CAUSAL)
-        plan = choose(problem, machine)
+    for (size, heads, length), mask in product(DENSE, (Mask(), CAUSAL)):
+        problem = _problem(size, heads, length, 128, mask)
+        plan = choose(problem, machine, cta_group=1)
         plans = {name: found for name, found in alternatives(plan).items() if name in names}
-        plans["taken over"] = with_launch_control(plan)
+        schedule = plan.schedule if plan.schedule.dynamic else Schedule("linear", dynamic=True)
+        plans["taken over"] = with_launch_control(sm100.forward(problem, machine, schedule=schedule))
         found = {name: makespan(each, machine, Batch.of(problem), held=HELD) for name, each in plans.items()}
         yield _cells(machine, problem, f"{size} x {length}", found)
 

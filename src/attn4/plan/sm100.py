@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn4.machine import Machine
+from attn4.plan.feeds import Step, feeds
 from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
 from attn4.plan.plan import Channel, Plan, Role, Schedule, SoftmaxPlan
 from attn4.problem import Problem
@@ -100,11 +101,12 @@ def forward(
     *,
     score_stages: int | None = None,
     softmax_turns: bool = False,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """The forward plan of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs.
 
     ``score_stages`` and ``softmax_turns`` as in `Layout`; by default two score tiles where there is only one
-    query tile.
+    query tile. ``schedule`` takes the place of `forward_schedule`'s.
     """
     mask = problem.mask.kind
     head_dim, head_dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
@@ -112,7 +114,7 @@ def forward(
     tiles = 1 if head_dim_v > 128 or problem.seqlen_q * pack_gqa <= TILE_ROWS else 2
     stages = score_stages or 3 - tiles
     layout = Layout(tiles, head_dim, head_dim_v, problem.dtype, cta_group, stages, softmax_turns)
-    schedule = forward_schedule(problem)
+    schedule = schedule or forward_schedule(problem)
     pieces, borrowed = shared_pieces(layout, machine, schedule.dynamic)
     channels = forward_channels(layout, pieces, schedule.dynamic, borrowed)
     barriers = Piece(name="barriers", shape=(barrier_count(channels),), dtype="int64")
@@ -129,7 +131,7 @@ def forward(
         buffers=(*pack("shared", (*pieces, barriers)), *pack("tensor", tensor_pieces(layout))),
         channels=channels,
         schedule=schedule,
-        softmax=softmax(machine),
+        softmax=softmax(layout, machine),
         cta_group=cta_group,
         pack_gqa=pack_gqa,
         query_tiles=tiles,
@@ -163,9 +165,15 @@ def packed_heads(problem: Problem) -> int:
     return problem.group if fits and problem.seqlen_q <= TILE_ROWS // 2 else 1
 
 
-def softmax(machine: Machine) -> SoftmaxPlan:
-    """The polynomial helps where 16 exponentials a cycle bind as tightly as the tensor core does."""
-    return SoftmaxPlan(RESCALE_THRESHOLD, FMA_EXP_EVERY if machine.exponentials <= 16 else 0)
+def softmax(layout: Layout, machine: Machine) -> SoftmaxPlan:
+    """The polynomial helps where 16 exponentials a cycle bind as tightly as the tensor core does.
+
+    Past a head dimension of 128 they do not, and a pair by polynomial is 10 instructions for 2.
+    """
+    step = Step(tile_m=TILE_ROWS, tile_n=TILE_KEYS, head_dim=layout.head_dim, head_dim_v=layout.head_dim_v)
+    bound = feeds(machine, step)
+    binds = bound.cycles("exponential") >= bound.cycles("tensor core")
+    return SoftmaxPlan(RESCALE_THRESHOLD, FMA_EXP_EVERY if binds and machine.exponentials <= 16 else 0)
 
 
 def forward_schedule(problem: Problem) -> Schedule:

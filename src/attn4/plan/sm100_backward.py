@@ -119,7 +119,11 @@ def backward_roles(cta_group: int) -> tuple[Role, ...]:
         ),
         Role("mma", 12, 1, other, "issues the five products of a tile", leader_only=pair),
         Role(
-            "load", 13, 1, other, "copies K, V, and per step Q, dO, lse, delta to shared memory; dK, dV back"
+            "load",
+            13,
+            1,
+            other,
+            "copies K, V, and per step Q, dO, row statistics to shared memory; dK, dV back",
         ),
         *rest,
     )
@@ -162,12 +166,9 @@ def pair_pieces(layout: Layout) -> tuple[Piece, ...]:
 
 
 def small_pieces(layout: Layout) -> tuple[Piece, ...]:
-    """Per query: log-sum-exp in log2 units, and delta = rowsum(O dO) - dlse."""
+    """Per query the negated log-sum-exp in log2 units, and dlse - rowsum(O dO)."""
     stages = 2 if layout.cta_group == 1 else 1
-    return (
-        Piece(name="lse", shape=(ROWS,), dtype="float32", stages=stages),
-        Piece(name="delta", shape=(ROWS,), dtype="float32"),
-    )
+    return (Piece(name="row_stats", shape=(2, ROWS), dtype="float32", stages=stages),)
 
 
 def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
@@ -219,6 +220,8 @@ def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channe
     P and dS need no barrier of their own to come back: products complete in the order of issue, so the next
     S is full only after dV += P^T dO has read P, the next dP only after dK and dQ have read dS, and both are
     waited for by the role that writes there. dQ has one, as the next dP overwrites it. K and V arrive once.
+    Statistics of a CTA by itself have as many slots as Q and come after it: a slot of Q that is free says
+    that dK of two steps ago is complete, and so its dS was there, for which the statistics had been read.
     """
     pair = layout.cta_group
     by_name = {piece.name: piece for piece in pieces}
@@ -237,8 +240,7 @@ def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channe
     channels = [
         *once,
         *each,
-        load("lse", "compute", COMPUTE_WARPS),
-        load("delta", "compute", COMPUTE_WARPS),
+        load("row_stats", "compute", 0 if pair == 1 else COMPUTE_WARPS),
         Channel("scores", "mma", "scores", 1, "mma", ("compute",), 1, 0),
         Channel("probabilities", "thread", stored, 1, "compute", ("mma",), COMPUTE_WARPS * pair, 0),
         Channel("dprobabilities", "mma", "dprobabilities", 1, "mma", ("compute",), 1, 0),

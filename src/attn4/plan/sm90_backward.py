@@ -78,7 +78,7 @@ def roles() -> tuple[Role, ...]:
     """A producing warpgroup, then the warpgroups that compute."""
     computing, producing = REGISTERS[GROUPS]
     return (
-        Role("load", 0, 1, producing, "copies K, V, and per step Q, dO, lse and delta to shared memory"),
+        Role("load", 0, 1, producing, "copies K, V, and per step Q, dO and row statistics to shared memory"),
         Role("idle", 1, 3, producing, "completes the warpgroup that gives registers away"),
         Role("differentiate", 4, GROUPS * WARPS_PER_GROUP, computing, "all products, P and dS, sums of dQ"),
     )
@@ -96,8 +96,7 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
         rows("query", tile.rows, tile.head_dim, STAGES),
         rows("dout", tile.rows, tile.head_dim_v, STAGES),
         rows("dscores", KEYS, tile.rows, DSCORES),
-        Piece(name="lse", shape=(tile.rows,), dtype="float32", stages=STAGES),
-        Piece(name="delta", shape=(tile.rows,), dtype="float32", stages=STAGES),
+        Piece(name="row_stats", shape=(2, tile.rows), dtype="float32", stages=STAGES),
     )
 
 
@@ -106,7 +105,8 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
 
     dS needs no empty barrier: a warpgroup writes dS of step j + 1 after its turn for dV and dP of that step,
     which the other gave after its products of step j; before those it has waited for its dQ of step j - 2,
-    which read that slot.
+    which read that slot. Nor do row statistics: a slot of Q, which is filled before theirs, comes back after
+    they have been read.
     """
     warps = GROUPS * WARPS_PER_GROUP
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
@@ -118,9 +118,8 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
         load("key", 1, 0),
         load("value", 1, 0),
         load("query", STAGES, warps),
-        load("lse", STAGES, warps),
+        load("row_stats", STAGES, 0),
         load("dout", STAGES, warps),
-        load("delta", STAGES, warps),
         Channel("dscores", "thread", "dscores", DSCORES, "differentiate", ("differentiate",), warps, 0),
         Channel(
             "turn", "named", None, GROUPS, "differentiate", ("differentiate",), GROUPS * GROUP_THREADS, 0

@@ -92,17 +92,18 @@ class BackwardKernel(TileKernel):
         copy = getattr(copies, name)
         return tma.RowTiles(copy.atom, copy.rows, self.tile(arena, name), bounded=bounded)
 
-    def vectors(self, arena, name: str):
-        """Statistics of query blocks, (rows, slots)."""
-        buffer = self.plan.buffer(name)
-        return cute.make_tensor(
-            arena.pointer(name, Float32), cute.make_layout((*buffer.shape, buffer.stages))
-        )
+    def statistics(self, arena):
+        """Slots of the statistics of query blocks: (rows, LSE or delta, slots)."""
+        buffer = self.plan.buffer("row_stats")
+        kinds, rows = buffer.shape
+        layout = cute.make_layout((rows, kinds, buffer.stages))
+        return cute.make_tensor(arena.pointer("row_stats", Float32), layout)
 
     def row_stats(self, arena, workspace: Workspace, first):
         """The copies of the statistics of a sequence whose blocks begin at ``first``."""
-        sources = {"lse": workspace.minus_lse, "delta": workspace.minus_delta}
-        return {name: RowStats(rows, self.vectors(arena, name), first) for name, rows in sources.items()}
+        both = (workspace.minus_lse, workspace.minus_delta)
+        sources = [cute.domain_offset((0, first, 0), rows) for rows in both]
+        return RowStats(sources, self.statistics(arena))
 
     def thread(self, role):
         """Number of this thread in its role."""

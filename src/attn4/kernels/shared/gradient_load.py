@@ -11,22 +11,23 @@ from attn4.kernels.dsl.carried import Fixed
 
 
 class RowStats(Fixed):
-    """Statistics of query blocks: ``source`` (heads, blocks, rows) in global memory, ``slots`` in shared."""
+    """Statistics of the query blocks of a sequence: ``sources``, each (heads, blocks, rows) in global memory,
+    and ``slots`` (rows, sources, slots) in shared memory.
+    """
 
-    def __init__(self, source, slots, first_block):
-        self.source = source
+    def __init__(self, sources, slots):
+        self.sources = sources
         self.slots = slots
-        self.first_block = first_block
 
     @cute.jit
     def copy(self, head: Int32, block: Int32, slot, barrier):
-        """Start the copy of one block; by one warp."""
-        rows = self.source[head, self.first_block + block, None]
-        count = cute.size(self.slots, mode=[0])
+        """Start the copies of one block; by one warp."""
+        rows = cute.size(self.slots, mode=[0])
         with cute.arch.elect_one():
-            bulk.load(
-                self.slots[None, slot].iterator, rows.iterator, count * rows.element_type.width // 8, barrier
-            )
+            for i in cutlass.range_constexpr(len(self.sources)):
+                source = self.sources[i][head, block, None]
+                target = self.slots[None, i, slot]
+                bulk.load(target.iterator, source.iterator, rows * source.element_type.width // 8, barrier)
 
 
 @cute.jit
@@ -49,17 +50,8 @@ def load(tile, group: Int32, tiles, stats, ends):
             douts = tiles["dout"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
             for block in cutlass.range(tile.first, tile.last, unroll=1):
                 ends.query.send(tiles["query"], queries, block)
-                ends = send_stats(ends, "lse", stats, head, block)
+                # These slots need no barrier to come back: they are as many as those of Q, and come after it.
+                ends.row_stats.expect()
+                stats.copy(head, block, ends.row_stats.index, ends.row_stats.barrier)
+                ends.row_stats.advance()
                 ends.dout.send(tiles["dout"], douts, block)
-                ends = send_stats(ends, "delta", stats, head, block)
-
-
-@cute.jit
-def send_stats(ends, name: cutlass.Constexpr, stats, head: Int32, block: Int32):
-    """Copy the statistics ``name`` of a query block into the next free slot."""
-    end = getattr(ends, name)
-    slot = end.acquire()
-    end.expect()
-    stats[name].copy(head, block, slot, end.barrier)
-    end.advance()
-    return ends

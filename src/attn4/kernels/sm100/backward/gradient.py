@@ -20,6 +20,9 @@ PIECE = 32
 STATS = 16
 """Statistics of queries that a thread holds at a time."""
 
+LSE, DELTA = range(2)
+"""Kinds of statistics."""
+
 OUT_PIECE = 16
 """Columns of dK or dV that a thread holds at a time."""
 
@@ -27,15 +30,15 @@ OUT_PIECE = 16
 class KeyGradient(Fixed):
     """Where scores, their gradients and results of a thread's key lie.
 
-    ``half`` is which half of the queries, ``key`` the row of the tile. ``lse`` and ``delta`` are the negated
-    statistics of queries, (rows, slots) in shared memory.
+    ``half`` is which half of the queries, ``key`` the row of the tile. ``row_stats`` are the negated
+    statistics of queries, (rows, LSE or delta, slots) in shared memory.
     """
 
     def __init__(self, plan, bounds, scalars, shared, tensor, thread):
         self.plan = plan
         self.bounds = bounds
         self.softmax_scale = scalars.softmax_scale
-        self.lse, self.delta, self.dscores_shared, self.out = shared
+        self.row_stats, self.dscores_shared, self.out = shared
         self.tensor = tensor
         self.queries = plan.tile_m // 2
         self.half = thread // tensor_memory.LANES
@@ -59,10 +62,10 @@ class KeyGradient(Fixed):
         """Start to read as many columns as ``values`` has."""
         tensor_memory.load(columns, first, values, self.key)
 
-    def stats(self, rows, slot, first: int):
+    def stats(self, kind: int, slot, first: int):
         """``STATS`` of the half's statistics from query ``first`` on, in registers."""
         values = cute.make_rmem_tensor(STATS, Float32)
-        pieces = cute.zipped_divide(rows[None, slot], (STATS,))
+        pieces = cute.zipped_divide(self.row_stats[None, kind, slot], (STATS,))
         cute.autovec_copy(pieces[None, (self.half * self.queries + first) // STATS], values)
         return values
 
@@ -75,7 +78,7 @@ class KeyGradient(Fixed):
         tensor_memory.wait_loads()
         scale = self.softmax_scale * math.LOG2_E
         for first in cutlass.range_constexpr(0, self.queries, STATS):
-            lse = self.stats(self.lse, slot, first)
+            lse = self.stats(LSE, slot, first)
             for i in cutlass.range_constexpr(0, STATS, 2):
                 at = first + i
                 values[at], values[at + 1] = cute.arch.fma_packed_f32x2(
@@ -111,7 +114,7 @@ class KeyGradient(Fixed):
             for pair in cutlass.range_constexpr(PIECE // 2):
                 at = 2 * pair
                 if cutlass.const_expr(at % STATS == 0):
-                    delta = self.stats(self.delta, slot, first + at)
+                    delta = self.stats(DELTA, slot, first + at)
                 difference = cute.arch.add_packed_f32x2(
                     (values[at], values[at + 1]), (delta[at % STATS], delta[at % STATS + 1]), ftz=True
                 )
@@ -168,25 +171,21 @@ def differentiate(tile, group: Int32, gradient, ends):
 @cute.jit
 def step(gradient, tile, block: Int32, ends):
     """One block of queries."""
-    slot = ends.lse.wait()
+    slot = ends.row_stats.wait()
+    ends.row_stats.advance()
     ends.scores.wait()
     ends.scores.advance()
     tensor_memory.after_wait()
     values = gradient.exponents(tile, block, slot)
-    ends.lse.arrive_together()
-    ends.lse.advance()
     gradient.store_probabilities(values)
     tensor_memory.wait_stores()
     tensor_memory.before_arrive()
     ends.probabilities.signal()
     ends.probabilities.advance()
-    slot = ends.delta.wait()
     ends.dprobabilities.wait()
     ends.dprobabilities.advance()
     tensor_memory.after_wait()
     gradient.store_dscores(values, slot)
-    ends.delta.arrive_together()
-    ends.delta.advance()
     tensor_memory.wait_stores()
     tensor_memory.before_arrive()
     cute.arch.fence_view_async_shared()

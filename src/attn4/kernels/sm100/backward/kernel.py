@@ -148,12 +148,7 @@ class Backward(BackwardKernel):
     def shared(self, arena):
         """What the computing role reads and writes in shared memory."""
         out = {"dk": self.tile(arena, "dk_out"), "dv": self.tile(arena, "dv_out")}
-        return (
-            self.vectors(arena, "lse"),
-            self.vectors(arena, "delta"),
-            self.tile(arena, "dscores_shared"),
-            out,
-        )
+        return self.statistics(arena), self.tile(arena, "dscores_shared"), out
 
     def row_tiles(self, arena, copies):
         """The copies of operands into their slots, and of dK and dV out of theirs."""

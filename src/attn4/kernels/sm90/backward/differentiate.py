@@ -79,14 +79,14 @@ class Operands(Fixed):
 
 
 class Worker(Fixed):
-    """What a warpgroup keeps through the kernel; ``stats`` are the negated statistics, (rows, slots)."""
+    """What a warpgroup keeps through the kernel; ``stats`` are the negated LSE and delta of queries, (rows, 2, slots)."""
 
     def __init__(self, ops: Operands, place, scale_log2, stats, hands):
         self.plan = ops.plan
         self.ops = ops
         self.tile, self.bounds, self.group = place
         self.scale_log2 = scale_log2
-        self.minus_lse, self.minus_delta = stats
+        self.stats = stats
         self.sums, self.turn = hands
         self.dv = mma.accumulator(ops.dv_mma, (self.plan.tile_n, self.plan.head_dim_v))
         self.dk = mma.accumulator(ops.dk_mma, (self.plan.tile_n, self.plan.head_dim))
@@ -128,7 +128,7 @@ class Worker(Fixed):
             self._mask(scores, walk.block)
         by_row = mma.by_row(scores)
         for pair in cutlass.range_constexpr(cute.size(by_row, mode=[1]) // PAIR):
-            lse = self._pair(self.minus_lse, pair, slot)
+            lse = self._pair(0, pair, slot)
             for half in cutlass.range_constexpr(2):
                 for i in cutlass.range_constexpr(PAIR):
                     score = by_row[half, PAIR * pair + i] * self.scale_log2 + lse[i]
@@ -141,7 +141,7 @@ class Worker(Fixed):
         words = cute.recast_tensor(self.ops.probabilities, Int32)
         dscores = mma.by_row(dprobabilities)
         for pair in cutlass.range_constexpr(cute.size(dscores, mode=[1]) // PAIR):
-            delta = self._pair(self.minus_delta, pair, slot)
+            delta = self._pair(1, pair, slot)
             for half in cutlass.range_constexpr(2):
                 both = math.unpack(words[2 * pair + half], self.ops.dtype)
                 for i in cutlass.range_constexpr(PAIR):
@@ -149,14 +149,11 @@ class Worker(Fixed):
                     dscores[half, column] = both[i] * (dscores[half, column] + delta[i])
         to_operand(dprobabilities, self.ops.dscores)
 
-    def _pair(self, statistics, pair: int, slot):
-        """The statistics of this thread's queries 8 ``pair`` on."""
-        first = 8 * pair + PAIR * (cute.arch.lane_idx() % 4)
+    def _pair(self, kind: int, pair: int, slot):
+        """A statistic of this thread's queries 8 ``pair`` on."""
         held = cute.make_rmem_tensor(PAIR, Float32)
-        source = cute.make_tensor(
-            (statistics.iterator + slot * self.plan.tile_m + first).align(8), cute.make_layout(PAIR)
-        )
-        cute.autovec_copy(source, held)
+        pairs = cute.zipped_divide(self.stats[None, kind, slot], (PAIR,))
+        cute.autovec_copy(pairs[None, 4 * pair + cute.arch.lane_idx() % 4], held)
         return held
 
     @cute.jit
@@ -279,11 +276,9 @@ def finish(worker, walk, before, ends):
 @cute.jit
 def exponentiate(worker, walk, ends, scores, younger: cutlass.Constexpr[int]):
     """P of a step from its scores, beside ``younger`` products that began after them."""
-    slot = ends.lse.wait()
+    slot = ends.row_stats.wait()
     mma.wait(younger)
     worker.exponentiate(scores, walk, slot)
-    ends.lse.arrive_together()
-    ends.lse.advance()
     ends.ahead.advance()
     return ends
 
@@ -302,13 +297,11 @@ def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
 @cute.jit
 def differentiate(worker, ends, dprobabilities):
     """DS of a step, in registers and in shared memory."""
-    slot = ends.delta.wait()
     mma.wait(0)
     ends.dout.arrive()
     ends.dout.advance()
-    worker.differentiate(dprobabilities, slot)
-    ends.delta.arrive_together()
-    ends.delta.advance()
+    worker.differentiate(dprobabilities, ends.row_stats.index)
+    ends.row_stats.advance()
     return share(worker, ends)
 
 

@@ -133,9 +133,8 @@ class Backward(BackwardKernel):
         groups = plan.role("differentiate").warps // 4
         tiles = {name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores")}
         ops = Operands(plan, self.dtype, groups, thread, tiles)
-        stats = tuple(self.vectors(arena, name) for name in ("lse", "delta"))
         turn = Turn(plan.channel("turn"), cute.arch.make_warp_uniform(thread // GROUP_THREADS))
-        return Worker(ops, place, scalars.softmax_scale * math.LOG2_E, stats, (sums, turn))
+        return Worker(ops, place, scalars.softmax_scale * math.LOG2_E, self.statistics(arena), (sums, turn))
 
     def worker_ends(self, rings):
         """What the computing warps take and hand over: Q once for S, ahead, and once for dK; dS both ways."""
