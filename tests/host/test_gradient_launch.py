@@ -88,9 +88,10 @@ def kernels(monkeypatch):
     monkeypatch.setattr(gpu, "_current_device", lambda: -1)
     monkeypatch.setattr(workspace, "counter", lambda device: torch.zeros(2, dtype=torch.int32))
     monkeypatch.setattr(check, "backend_of", lambda name, device: "reference" if name else "gpu")
-    tables = ((prepared, "_launches"), (prepared, "_gradients"), (dispatch, "_known"), (dispatch, "_recent"))
-    for module, table in tables:
-        monkeypatch.setattr(module, table, {})
+    for table in ("_launches", "_gradients"):
+        monkeypatch.setattr(prepared, table, {})
+    for table in ("_known", "_recent", "_ready"):
+        monkeypatch.setattr(dispatch, table, {})
     return loaded
 
 

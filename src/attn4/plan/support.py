@@ -70,8 +70,8 @@ full mask.
 IN_PYTORCH = """\
 ## In PyTorch
 
-The same for every backend that computes the pass at all; a gradient that it does not compute is refused before
-the forward pass runs.
+The same for every backend that computes the pass at all; a gradient that it does not compute is refused
+before the forward pass runs.
 
 | feature | |
 | --- | --- |
