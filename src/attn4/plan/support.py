@@ -45,6 +45,11 @@ CASES = (
     ("no LSE", replace(PLAIN, lse=False)),
     ("backward", _backward(PLAIN)),
     ("backward, deterministic", _backward(replace(PLAIN, deterministic=True))),
+    (
+        "backward, window, 8 query heads on 2",
+        _backward(replace(PLAIN, mask=Mask.of(False, (1024, 0)), kv_heads=2)),
+    ),
+    ("backward, cu_seqlens", _backward(replace(PLAIN, cu_seqlens_q=True, cu_seqlens_k=True))),
     ("backward, head dim 64", _backward(_dims(64, 64))),
     ("backward, head dim 256", _backward(_dims(256, 256))),
     ("backward, head dims 192 and 128 (V)", _backward(_dims(192, 128))),
