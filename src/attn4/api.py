@@ -5,8 +5,12 @@ What holds for both:
 - Any strides are legal as long as the last one is 1, 0 included (``expand``). On GPUs, inputs that do not
   start at, or step by, a multiple of 16 bytes are copied first.
 - ``heads`` is a multiple of ``kv_heads``: consecutive query heads share a K/V head (GQA, MQA).
-- CUDA tensors run as kernels (bfloat16, float16; forward only for now). CPU tensors run the reference in
-  torch, blockwise (bfloat16, float16, float32, float64; forward and backward).
+- CUDA tensors run as kernels (bfloat16, float16). CPU tensors run the reference in torch, blockwise
+  (bfloat16, float16, float32, float64). Both are differentiable once, with respect to q, k and v, by out and
+  by the LSE; where a kernel has no backward pass (docs/support.md), a call that would need it is refused.
+- Under autocast q, k and v are taken in its dtype. torch.compile, torch.export and dispatch modes see the
+  operators ``attn4::forward`` and ``attn4::backward``; meta and fake tensors give shapes. torch.vmap,
+  forward-mode derivatives and derivatives of gradients are refused.
 - Masks are aligned bottom right: query ``i`` sees the keys ``j`` with
   ``i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right``, both bounds inclusive; ``None``
   or -1 is no bound on that side. ``causal`` makes ``right`` at most 0. Lengths are those of the sequence.

@@ -38,6 +38,18 @@ def test_gradients_of_the_kernels_are_those_of_the_reference():
 
 
 @pytest.mark.slow
+def test_deterministic_gradients_are_the_same_bits_in_any_order():
+    tensors = [x[None].bfloat16() for x in _qkv(200, 300, 2, 1)]
+    found = []
+    for seed in range(3):
+        with attn4.emulator.device("sm_100a", schedule="random", seed=seed):
+            found.append(results(flash_attn_func, tensors, deterministic=True, backend="emulator"))
+    agree(found[0], results(flash_attn_func, [x.float() for x in tensors]))
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_packed_gradients_with_a_tail_and_an_empty_sequence(compiled):
     torch._dynamo.reset()

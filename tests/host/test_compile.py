@@ -204,6 +204,45 @@ def test_a_tensor_as_longest_length_is_refused_with_the_way_out():
         whole(packed)(*tensors, cu_seqlens, torch.tensor(12))
 
 
+def test_a_number_of_tokens_that_only_the_data_tells_stays_in_the_graph(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+
+    def unpadded(x, real):
+        tokens = x[real.flatten().nonzero().flatten()]
+        lengths = real.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        cu_seqlens = torch.nn.functional.pad(lengths, (1, 0))
+        lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+        return flash_attn_varlen_func(tokens, tokens, tokens, causal=True, **lengths)
+
+    compiled = whole(unpadded)
+    x = torch.randn(2 * 9, 4, 8, requires_grad=True)
+    for counts in ((9, 5), (3, 7), (1, 1)):
+        real = torch.arange(9) < torch.tensor(counts)[:, None]
+        found, expected = compiled(x, real), unpadded(x, real)
+        assert torch.equal(found, expected)
+        gradients = (torch.autograd.grad(out.square().sum(), x)[0] for out in (found, expected))
+        assert torch.equal(*gradients)
+    assert graphs() == 1
+
+
+def test_a_given_out_is_filled_by_the_graph():
+    q, k, v = _qkv(2, 9, 4, 8, grad=False)
+    out = torch.full_like(q, torch.nan)
+    compiled = whole(lambda *x, out: flash_attn_func(*x, out=out))
+    assert torch.equal(compiled(q, k, v, out=out), flash_attn_func(q, k, v))
+    assert torch.equal(out, flash_attn_func(q, k, v))
+    with pytest.raises(Exception, match="out has shape"):
+        compiled(q, k, v, out=out[:1])
+
+
+def test_a_trace_of_jit_records_the_operator_not_its_result():
+    q, k, v = _qkv(2, 9, 4, 8, grad=False)
+    traced = torch.jit.trace(lambda *x: flash_attn_func(*x, causal=True), (q, k, v))
+    others = _qkv(2, 30, 4, 8, grad=False)
+    assert torch.equal(traced(*others), flash_attn_func(*others, causal=True))
+    assert "attn4::forward" in str(traced.graph)
+
+
 def test_export_keeps_one_operator_and_a_dynamic_length():
     class Layer(torch.nn.Module):
         def forward(self, q, k, v):

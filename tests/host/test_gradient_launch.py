@@ -88,9 +88,10 @@ def kernels(monkeypatch):
     monkeypatch.setattr(gpu, "_current_device", lambda: -1)
     monkeypatch.setattr(workspace, "counter", lambda device: torch.zeros(2, dtype=torch.int32))
     monkeypatch.setattr(check, "backend_of", lambda name, device: "reference" if name else "gpu")
-    tables = ((prepared, "_launches"), (prepared, "_gradients"), (dispatch, "_known"), (dispatch, "_recent"))
-    for module, table in tables:
-        monkeypatch.setattr(module, table, {})
+    for table in ("_launches", "_gradients"):
+        monkeypatch.setattr(prepared, table, {})
+    for table in ("_known", "_recent", "_ready"):
+        monkeypatch.setattr(dispatch, table, {})
     return loaded
 
 
@@ -210,9 +211,17 @@ def test_only_empty_segments_launch_nothing_and_give_zeros(kernels):
     assert all(x.grad.count_nonzero() == 0 for x in leaves)
 
 
-def test_a_deterministic_gradient_is_refused_before_anything_is_launched(kernels):
-    with pytest.raises(NotImplementedError, match=r"requires a gradient.*deterministic.*deterministic=False"):
-        flash_attn_func(*_qkv(1, 64, 2, 64), deterministic=True)
+def test_deterministic_is_asked_of_the_backward_kernel(kernels):
+    for deterministic in (False, True):
+        flash_attn_func(*_qkv(1, 64, 2, 64), deterministic=deterministic).sum().backward()
+    asked = [plan.deterministic for plan in kernels if plan.direction == "backward"]
+    assert asked == [False, True]
+
+
+def test_a_gpu_without_backward_kernels_refuses_a_gradient_before_anything_is_launched(kernels, monkeypatch):
+    monkeypatch.setattr(gpu, "machine_of", lambda device: machine("sm_90a"))
+    with pytest.raises(NotImplementedError, match=r"requires a gradient.*H200.*reference"):
+        flash_attn_func(*_qkv(1, 64, 2, 64))
     assert not kernels
 
 

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn4 import flash_attn_func, flash_attn_varlen_func
 from attn4.machine import machine
 from attn4.mask import Mask
 from attn4.ops import check, dispatch, gpu, prepared, workspace
+from attn4.ops.call import NO_VECTORS
 from attn4.plan.choose import choose
 from attn4.reference import Lengths, forward
 from cases import BY_NAME, CASES, case, required_plans
@@ -113,6 +116,50 @@ def test_the_last_launch_serves_only_its_own_signature(contract, kind):
         truth = forward(*tensors, softmax_scale=64**-0.5, mask=Mask(), lengths=Lengths())[0]
         assert torch.equal(flash_attn_func(*tensors), truth)
     assert len(prepared._launches) == 2
+
+
+class Watch(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        return operation(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("aliased", [False, True], ids=["three tensors", "one tensor"])
+def test_the_last_launch_is_taken_by_plain_tensors_outside_of_everything_alone(kernels, aliased):
+    tensors = _qkv(2, 64, 4, 64)[:1] * 3 if aliased else _qkv(2, 64, 4, 64)
+    flash_attn_func(*tensors)
+    (recent,) = dispatch._recent.values()
+
+    def fits(*given):
+        return recent.fits(*given, NO_VECTORS)
+
+    assert fits(*tensors)
+    assert not fits(tensors[0].clone().requires_grad_(), *tensors[1:])
+    assert not fits(torch.nn.Parameter(tensors[0]), *tensors[1:])
+    assert not fits(tensors[0].to("meta"), *tensors[1:])
+    assert not recent.fits(*tensors, (None, None, None, torch.ones(2, dtype=torch.int32), None))
+    with Watch():
+        assert not fits(*tensors)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert not fits(*tensors)
+    with forward_ad.dual_level():
+        assert not fits(*tensors)
+    seen = []
+    torch.vmap(lambda x: seen.append(fits(*tensors)) or x)(tensors[0])
+    assert seen == [False]
+    assert fits(*tensors)
+
+
+def test_autocast_casts_to_the_dtype_of_its_region_call_after_call(contract):
+    tensors = _qkv(2, 64, 4, 64, dtype=torch.float32)
+    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+        cast = [x.to(dtype) for x in tensors]
+        with torch.autocast("cpu", dtype=dtype):
+            # In the region like the kernel's stand-in, whose products it lowers too.
+            truth = forward(*cast, softmax_scale=64**-0.5, mask=Mask(), lengths=Lengths())[0]
+            for given in (tensors, cast, cast, tensors):
+                assert torch.equal(flash_attn_func(*given), truth)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert flash_attn_func(*(x.bfloat16() for x in tensors)).dtype == torch.float16
 
 
 def test_the_last_launch_refuses_gradients(kernels):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.library import opcheck
@@ -145,6 +146,61 @@ def test_a_gradient_of_an_unused_result_costs_no_graph_and_no_error():
     (only_lse,) = torch.autograd.grad(lse.sum(), q, retain_graph=True)
     both = torch.autograd.grad(lse.sum() + 0 * out.sum(), q)[0]
     torch.testing.assert_close(only_lse, both)
+
+
+@pytest.mark.parametrize("layout", ["expanded", "transposed", "sliced"])
+def test_strides_of_an_arriving_gradient_change_nothing(layout):
+    q, k, v = _qkv(2, 9, 4, 8, grad=True)
+    out = flash_attn_func(q, k, v, causal=True)
+    arriving = {
+        "expanded": torch.ones(()).expand(out.shape),
+        "transposed": torch.randn(2, 4, 9, 8).transpose(1, 2),
+        "sliced": torch.randn(2, 9, 4, 16)[..., ::2],
+    }[layout]
+    found = torch.autograd.grad(out, (q, k, v), arriving, retain_graph=True)
+    expected = torch.autograd.grad(out, (q, k, v), arriving.contiguous())
+    for gradient, wanted in zip(found, expected, strict=True):
+        assert torch.equal(gradient, wanted)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_recompute_to_the_same_gradients(reentrant):
+    q, k, v = _qkv(2, 9, 4, 8, grad=True)
+
+    def loss(q, k, v):
+        return flash_attn_func(q, k, v, causal=True).square().sum()
+
+    torch.utils.checkpoint.checkpoint(loss, q, k, v, use_reentrant=reentrant).backward()
+    for x, wanted in zip((q, k, v), torch.autograd.grad(loss(q, k, v), (q, k, v)), strict=True):
+        assert torch.equal(x.grad, wanted)
+
+
+def test_a_checkpoint_may_keep_the_results_of_attention_by_the_operators_name():
+    q, k, v = _qkv(2, 9, 4, 8, grad=True)
+    runs = []
+
+    def keep(_context, operation, *_arguments, **_keywords):
+        runs.append(str(operation))
+        kept = operation == torch.ops.attn4.forward.default
+        policy = torch.utils.checkpoint.CheckpointPolicy
+        return policy.MUST_SAVE if kept else policy.PREFER_RECOMPUTE
+
+    def contexts():
+        return torch.utils.checkpoint.create_selective_checkpoint_contexts(keep)
+
+    out = torch.utils.checkpoint.checkpoint(
+        lambda q, k, v: flash_attn_func(2 * q, k, v).square(),
+        q,
+        k,
+        v,
+        use_reentrant=False,
+        context_fn=contexts,
+    )
+    found = torch.autograd.grad(out.sum(), (q, k, v))
+    expected = torch.autograd.grad(flash_attn_func(2 * q, k, v).square().sum(), (q, k, v))
+    assert "attn4.forward.default" in runs
+    for gradient, wanted in zip(found, expected, strict=True):
+        assert torch.equal(gradient, wanted)
 
 
 def test_meta_tensors_give_the_shapes_and_no_work():

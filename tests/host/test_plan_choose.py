@@ -299,15 +299,14 @@ def test_backward_on_hopper_says_that_it_has_no_plan_yet() -> None:
         choose(replace(PLAIN, direction="backward"), machine("H200"))
 
 
-def test_forward_runs_on_all_machines_and_backward_on_blackwell_unless_deterministic() -> None:
+def test_forward_runs_on_all_machines_and_backward_on_blackwell() -> None:
     for where in (machine("H200"), B200, machine("B300")):
         assert runnable(PLAIN, where) == ()
-    backward = replace(PLAIN, direction="backward")
-    deterministic = replace(backward, deterministic=True)
-    for where in (B200, machine("B300")):
-        assert runnable(backward, where) == ()
-        assert unsupported(deterministic, where) == ()
-        assert "kernels are not built yet" in runnable(deterministic, where)[0]
+    for deterministic in (False, True):
+        backward = replace(PLAIN, direction="backward", deterministic=deterministic)
+        assert "no plan" in runnable(backward, machine("H200"))[0]
+        for where in (B200, machine("B300")):
+            assert runnable(backward, where) == ()
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def attention(
     refuse(options)
     causal = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
-    q, k, v = (cast(tensor.transpose(1, 2)) for tensor in (query, key, value))
+    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     settings: dict[str, Any] = {"softmax_scale": scaling, "causal": causal}
     if sliding_window is not None:
         settings["window_size"] = (sliding_window - 1, 0 if causal else sliding_window - 1)
@@ -153,12 +153,6 @@ def refuse(options: dict[str, Any]) -> None:
         if isinstance(value, Tensor) or value:
             hint = "call model.eval(), or " if name == "dropout" else ""
             raise NotImplementedError(f"attn4 has no {name}, which this model asked for; {hint}{WAY_OUT}")
-
-
-def cast(tensor: Tensor) -> Tensor:
-    """Under autocast, the dtype that a matrix product would take; otherwise the tensor as it is."""
-    kind = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
 def boundaries(segments: Tensor) -> Tensor:

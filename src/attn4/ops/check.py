@@ -194,9 +194,9 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> None:
     batch_q, batch_k = batch_of(q, lengths.cu_seqlens_q), batch_of(k, lengths.cu_seqlens_k)
     if batch_q != batch_k:
         raise ValueError(f"q holds {batch_q} sequences and k holds {batch_k}; they must be equally many")
-    # One by one: under torch.compile a maximum of two lengths would be a guard on their order.
     for rows in (q.shape[-3], k.shape[-3]):
-        if rows > MAX_ROWS:
+        # In a graph a length is a symbol, of which nothing may be asked; the kernel's call asks again.
+        if isinstance(rows, int) and rows > MAX_ROWS:
             raise ValueError(f"a sequence axis of {rows} rows exceeds {MAX_ROWS}; split the batch")
 
 
@@ -234,7 +234,7 @@ def _check_kinds(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k, v are on {q.device}, {k.device}, {v.device}; move them to one device")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.numel() and x.shape[-1] > 1 and x.stride(-1) != 1:
+        if x.stride(-1) != 1 and x.shape[-1] > 1 and x.numel():
             raise ValueError(
                 f"{name} has strides {x.stride()}; the last one must be 1: use {name}.contiguous()"
             )

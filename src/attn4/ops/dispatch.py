@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attn4.ops import gpu
-from attn4.ops.autograd import Attention
+from attn4.ops.autograd import Attention, Ready, TransformedAttention
 from attn4.ops.call import Options, Vectors
 from attn4.ops.check import check_options, check_out, check_out_unrecorded, records_gradient
 from attn4.ops.operands import Operands
@@ -29,6 +29,11 @@ _recent: dict[tuple[Any, ...], Recent] = {}
 
 _known: dict[Key, Recent] = {}
 """Launches by their signatures."""
+
+_ready: dict[Key, Ready] = {}
+"""Both passes of calls with a gradient, by their signatures."""
+
+_RETURN_LSE = Options._fields.index("return_lse")
 
 
 def attend(
@@ -67,7 +72,7 @@ def _attend_anew(
         if watched(q, k, v) or transformed():
             return _watched(q, k, v, vectors, Options(*options), out)
         if records_gradient(q, k, v):
-            return _recorded(q, k, v, vectors, Options(*options), out)
+            return _recorded(q, k, v, vectors, options, out)
     launch, key = launch_for(q, k, v, vectors, options)
     if out is not None:
         check_out(out, launch.out_like, (q, k, v))
@@ -82,15 +87,33 @@ def _remember(options: tuple[Any, ...], key: Key, recent: Recent) -> None:
     _recent[options] = recent
 
 
-def _recorded(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options, out: Tensor | None) -> Any:
+def _recorded(
+    q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...], out: Tensor | None
+) -> Any:
     """An eager call with a gradient; what cannot give one is refused before anything runs."""
-    check_options(options)
-    operands = Operands.of(q, k, v, vectors, options, return_lse=True)
-    gradient_for(operands)
+    key: Key | None = None
+    ready = None
+    try:
+        key = signature(q, k, v, vectors, options)
+        ready = _ready.get(key)
+    except (TypeError, RuntimeError):
+        key = None
+    if ready is None:
+        ready = _make_ready(q, k, v, vectors, Options(*options))
+        if isinstance(ready.launch, gpu.Launch) and key is not None:
+            remember(_ready, key, ready)
     if out is not None:
         check_out_unrecorded(q, k, v)
-    result = Attention.apply(*operands)  # type: ignore[no-untyped-call]
-    return _public(result if options.return_lse else result[0])
+    result = Attention.apply(q, k, v, *vectors, *ready.settings, ready)  # type: ignore[no-untyped-call]
+    return _public(result if options[_RETURN_LSE] else result[0])
+
+
+def _make_ready(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options) -> Ready:
+    check_options(options)
+    operands = Operands.of(q, k, v, vectors, options, return_lse=True)
+    gradient = gradient_for(operands)
+    launch, _ = launch_for(q, k, v, vectors, operands.options())
+    return Ready(operands.settings, launch, gradient)
 
 
 def _watched(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options, out: Tensor | None) -> Any:
@@ -103,7 +126,8 @@ def _watched(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options
         check_shapes(operands)
     if watched(q, k, v):
         return _finish(torch.ops.attn4.forward(*operands), operands, options, out)
-    result = Attention.apply(*operands._replace(return_lse=True))  # type: ignore[no-untyped-call]
+    operands = operands._replace(return_lse=True)
+    result = TransformedAttention.apply(*operands)  # type: ignore[no-untyped-call]
     return _finish(result, operands, options, out)
 
 

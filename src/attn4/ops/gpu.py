@@ -118,7 +118,7 @@ def prepare(call: Call) -> Launch:
         window_right=bound(call.mask.right),
         counted=plan is not None and plan.schedule.counted,
         ctas=sm_count(device) if on_gpu else emulated.CTAS,
-        scattered=_scattered(call),
+        scattered=scattered(call),
     )
 
 
@@ -156,7 +156,7 @@ def bound(given: int | None) -> int:
     return UNBOUNDED if given is None else max(-UNBOUNDED, min(given, UNBOUNDED))
 
 
-def _scattered(call: Call) -> bool:
+def scattered(call: Call) -> bool:
     """Whether strides alone demand a copy."""
     lengths = call.lengths
     vectors = (lengths.cu_seqlens_q, lengths.cu_seqlens_k, lengths.seqused_q, lengths.seqused_k)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attn4.ops import gpu
-from attn4.ops.call import Call, Vectors
+from attn4.ops.call import NO_VECTORS, Call, Vectors
 from attn4.ops.reference import ReferenceGradient
 from attn4.ops.workspace import uninitialised
 from attn4.plan.choose import choose, runnable
@@ -50,6 +50,7 @@ def prepare_gradient(call: Call) -> Gradient:
         device=call.q.get_device(),
         softmax_scale=call.softmax_scale,
         window=(gpu.bound(call.mask.left), gpu.bound(call.mask.right)),
+        scattered=gpu.scattered(call),
         empty=call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape,
     )
 
@@ -70,8 +71,8 @@ def refuse_without_gradient(call: Call) -> None:
 class KernelGradient:
     """Backward kernels and their constant arguments.
 
-    ``empty``: no query meets a key. A kernel is loaded when it is first needed; there is one with a gradient
-    of the LSE and one without.
+    ``empty``: no query meets a key. ``scattered``: some inputs have strides that a kernel cannot take. A
+    kernel is loaded when it is first needed; there is one with a gradient of the LSE and one without.
     """
 
     problem: Problem
@@ -80,6 +81,7 @@ class KernelGradient:
     device: int
     softmax_scale: float
     window: tuple[int, int]
+    scattered: bool
     empty: bool
     _kernels: dict[bool, tuple[Plan, Callable[..., None]]] = field(default_factory=dict)
 
@@ -101,12 +103,15 @@ class KernelGradient:
         out, lse = results
         gradients = _like(q), _like(k), _like(v)
         plan, kernel = self._kernel(grad_lse is not None)
-        batch, heads, rows = self.problem.batch, q.shape[-2], q.shape[-3]
-        room = workspace(plan, batch, heads, rows)
+        room = workspace(plan, self.problem.batch, q.shape[-2], q.shape[-3])
+        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
+        if vectors is not NO_VECTORS or self.scattered or addresses % gpu.ALIGNMENT_BYTES:
+            q, k, v = gpu.movable(q), gpu.movable(k), gpu.movable(v)
+            vectors = gpu.movable_vectors(vectors)
         kernel(
-            gpu.movable(q),
-            gpu.movable(k),
-            gpu.movable(v),
+            q,
+            k,
+            v,
             out,
             torch.zeros_like(out) if grad_out is None else gpu.movable(grad_out),
             lse,
@@ -115,7 +120,7 @@ class KernelGradient:
             *uninitialised(q, (room.row_stats, room.row_stats, room.dq_sum)),
             self.softmax_scale,
             *self.window,
-            *gpu.movable_vectors(vectors)[:4],
+            *vectors[:4],
         )
         return gradients
 

@@ -17,6 +17,7 @@ from attn4.ops.reference import ReferenceLaunch
 from attn4.reference import Lengths
 
 Key = tuple[Any, ...]
+Launch = gpu.Launch | ReferenceLaunch
 
 _MOST_SIGNATURES = 4096
 _launches: dict[Key, gpu.Launch] = {}
@@ -50,7 +51,7 @@ def no_lse(q: Tensor) -> Tensor:
 
 def launch_for(
     q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...]
-) -> tuple[gpu.Launch | ReferenceLaunch, Key | None]:
+) -> tuple[Launch, Key | None]:
     """A kernel's launch, kept for the next call of this signature; or the reference, checked anew.
 
     With it the signature; None if it cannot be a key.

@@ -13,10 +13,12 @@ def watched(*tensors: Tensor) -> bool:
     """Whether these tensors are for PyTorch's dispatcher to handle.
 
     Subclasses (FakeTensor, DTensor, ...), tensors without data, and all tensors inside of a mode that sees
-    each operation (tracing, FLOP counting).
+    each operation (tracing, FLOP counting) or of torch.jit.trace.
     """
-    return bool(torch._C._len_torch_dispatch_stack()) or any(
-        type(x) not in _PLAIN or x.is_meta for x in tensors
+    return (
+        bool(torch._C._len_torch_dispatch_stack())
+        or torch._C._get_tracing_state() is not None
+        or any(type(x) not in _PLAIN or x.is_meta for x in tensors)
     )
 
 

@@ -35,15 +35,15 @@ def counter(device: int) -> Tensor:
 
 
 def uninitialised(like: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Float32 tensors on the device of ``like``, each from a multiple of 128 bytes on."""
-    sizes = [math.prod(shape) for shape in shapes]
-    room = sum(-(-size // _BOUNDARY) for size in sizes) * _BOUNDARY
-    memory = like.new_empty(room + _BOUNDARY, dtype=torch.float32)
+    """Contiguous float32 tensors on the device of ``like``, each from a multiple of 128 bytes on."""
+    rooms = [-(-math.prod(shape) // _BOUNDARY) * _BOUNDARY for shape in shapes]
+    memory = like.new_empty(sum(rooms) + _BOUNDARY, dtype=torch.float32)
     start = -(memory.data_ptr() // memory.element_size()) % _BOUNDARY
     found = []
-    for size, shape in zip(sizes, shapes, strict=True):
-        found.append(memory[start : start + size].view(shape))
-        start += -(-size // _BOUNDARY) * _BOUNDARY
+    for shape, room in zip(shapes, rooms, strict=True):
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        found.append(memory.as_strided(shape, strides, start))
+        start += room
     return found
 
 

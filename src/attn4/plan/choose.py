@@ -80,14 +80,11 @@ def unsupported(problem: Problem, machine: Machine) -> tuple[str, ...]:
 
 
 def runnable(problem: Problem, machine: Machine) -> tuple[str, ...]:
-    """Why ``problem`` does not run on ``machine`` today: no plan, or no kernel for it; empty if it does."""
-    reasons = unsupported(problem, machine)
-    if not reasons and problem.direction == "backward" and problem.deterministic:
-        reasons = (
-            f"The deterministic backward pass on {machine.chip} ({machine.name}) has plans, but its kernels "
-            f"are not built yet. Use deterministic=False, or {REFERENCE}.",
-        )
-    return reasons
+    """Why ``problem`` does not run on ``machine`` today: no plan, or no kernel for it; empty if it does.
+
+    Every plan that ``choose`` makes by itself has its kernel today.
+    """
+    return unsupported(problem, machine)
 
 
 def invalid(problem: Problem) -> tuple[str, ...]:

@@ -45,6 +45,11 @@ CASES = (
     ("no LSE", replace(PLAIN, lse=False)),
     ("backward", _backward(PLAIN)),
     ("backward, deterministic", _backward(replace(PLAIN, deterministic=True))),
+    (
+        "backward, window, 8 query heads on 2",
+        _backward(replace(PLAIN, mask=Mask.of(False, (1024, 0)), kv_heads=2)),
+    ),
+    ("backward, cu_seqlens", _backward(replace(PLAIN, cu_seqlens_q=True, cu_seqlens_k=True))),
     ("backward, head dim 64", _backward(_dims(64, 64))),
     ("backward, head dim 256", _backward(_dims(256, 256))),
     ("backward, head dims 192 and 128 (V)", _backward(_dims(192, 128))),
@@ -67,6 +72,27 @@ full mask.
 """
 
 
+IN_PYTORCH = """\
+## In PyTorch
+
+The same for every backend that computes the pass at all; a gradient that it does not compute is refused
+before the forward pass runs.
+
+| feature | |
+| --- | --- |
+| gradients of q, k, v by out and LSE | **runs**; only those that are required |
+| `deterministic=True` | forward always; backward as the table says, the reference always |
+| `torch.compile(fullgraph=True)`, dynamic lengths | **runs**: one operator in the graph |
+| `torch.export`, FakeTensor, meta tensors | **runs** |
+| `torch.autocast` | **runs**: q, k and v in the dtype of the region |
+| `torch.utils.checkpoint`, also by operator | **runs** |
+| `torch.func.grad`, `vjp` | **runs** |
+| second derivatives, forward mode (`jvp`), `torch.vmap` | refused |
+| `out=` | without gradients |
+"""
+"""What other tests than those of problems show: tests/host/test_operators.py, test_compile.py."""
+
+
 def page() -> str:
     """The text of docs/support.md."""
     notes: dict[str, int] = {}
@@ -75,7 +101,7 @@ def page() -> str:
     for name, problem in CASES:
         lines.append(_row([name, *(_cell(problem, machine, notes) for machine in MACHINES)]))
     reasons = [f"{number}. {reason}" for reason, number in notes.items()]
-    return "\n".join([INTRODUCTION, *lines, "", *reasons, ""])
+    return "\n".join([INTRODUCTION, *lines, "", *reasons, "", IN_PYTORCH])
 
 
 def _row(cells: list[str]) -> str:
