@@ -37,10 +37,10 @@ class Run:
         return [finding for grid in self.grids for finding in grid.findings]
 
 
-def backward_plan(case: Case, deterministic: bool = False) -> Plan:
+def backward_plan(case: Case, deterministic: bool = False, arch: str = "sm_100a") -> Plan:
     """The plan of single CTAs."""
     problem = replace(case.problem(), direction="backward", deterministic=deterministic)
-    return choose(problem, machine("sm_100a"), cta_group=1)
+    return choose(problem, machine(arch), cta_group=1)
 
 
 def differentiate(
@@ -51,10 +51,11 @@ def differentiate(
     *,
     hazards: bool = True,
     deterministic: bool = False,
+    arch: str = "sm_100a",
     sms: int = 2,
 ) -> Run:
     """One backward pass under ``schedule``; what is not written stays NaN."""
-    plan = backward_plan(case, deterministic)
+    plan = backward_plan(case, deterministic, arch)
     heads, rows = inputs.q.shape[-2], inputs.q.shape[-3]
     lengths = [
         inputs.lengths.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")

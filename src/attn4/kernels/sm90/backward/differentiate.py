@@ -79,7 +79,7 @@ class Operands(Fixed):
 
 
 class Worker(Fixed):
-    """What a warpgroup keeps through the kernel; ``stats`` are the negated LSE and delta of queries, (rows, 2, slots)."""
+    """What a warpgroup keeps through the kernel; ``stats`` are negated LSE and delta, (rows, 2, slots)."""
 
     def __init__(self, ops: Operands, place, scale_log2, stats, hands):
         self.plan = ops.plan

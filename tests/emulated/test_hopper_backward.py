@@ -1,0 +1,84 @@
+"""The Hopper backward of attn4 gives on the emulator what the oracle gives, without a hazard."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("numpy")
+pytest.importorskip("tvm_ffi")
+
+from attn4.artifact.key import toolchain
+from attn4.emulator.report.report import report
+from attn4.emulator.schedule import Adversarial, Random, RoundRobin
+from emulated import backward_kernel
+from emulated.test_blackwell_backward import CAUSAL, GRADIENTS, PACKED, PLAIN, SCHEDULES
+from gradient_judge import eager_gradients, gradient_oracle, incoming, judge_gradients
+
+pytestmark = [
+    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+]
+
+
+def differentiate(case, inputs, given, schedule, **options):
+    return backward_kernel.differentiate(case, inputs, given, schedule, arch="sm_90a", **options)
+
+
+def check(case, schedule):
+    """The kernel's gradients under ``schedule``, judged."""
+    inputs = case.inputs("cpu")
+    given = incoming(case, inputs)
+    run = differentiate(case, inputs, given, schedule)
+    judge_gradients(run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given))
+    assert run.findings == []
+    return run
+
+
+CASES = {
+    "plain": PLAIN,
+    "causal": replace(CAUSAL, seqlen_q=130, seqlen_k=200),
+    "packed": PACKED,
+    "window": replace(CAUSAL, causal=False, window=(60, 20), head_dim=72, dtype="float16"),
+    "a group of heads": replace(CAUSAL, heads=4, kv_heads=2, head_dim=64, seqlen_q=100),
+    "more queries than keys": replace(CAUSAL, head_dim=96, seqlen_q=193, seqlen_k=64),
+    "one key": replace(PLAIN, head_dim=32, seqlen_k=1, seqlen_q=65),
+    "no gradient of the LSE": replace(PLAIN, head_dim=64, seqlen_q=129, seqlen_k=129, lse=False),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "causal"] + ["causal"]
+)
+def test_the_kernels_give_the_gradient_of_attention(name):
+    check(CASES[name], Adversarial(late=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_interleaving_gives_the_same_dk_and_dv_without_a_hazard(schedule):
+    case = CASES["causal"]
+    inputs = case.inputs("cpu")
+    expected = differentiate(case, inputs, incoming(case, inputs), RoundRobin(), hazards=False)
+    found = check(case, SCHEDULES[schedule]())
+    for x, y in zip(expected.gradients[1:], found.gradients[1:], strict=True):
+        assert torch.equal(x.view(torch.int16), y.view(torch.int16))
+
+
+@pytest.mark.slow
+def test_a_step_makes_five_products_and_an_exponential_a_score():
+    """Of 64 queries and 128 keys; the first step has one more dQ, of zeros."""
+    counts = []
+    for steps in (4, 8):
+        case = replace(PLAIN, seqlen_q=64 * steps, seqlen_k=128)
+        inputs = case.inputs("cpu")
+        run = differentiate(case, inputs, incoming(case, inputs), Random(1), hazards=False)
+        counts.append(report(run.grids).kernels[GRADIENTS].counts)
+    step = {name: (counts[1][name] - counts[0].get(name, 0)) // 4 for name in counts[1]}
+    product = 2 * 64 * 128 * 128
+    assert step["flop"] == 5 * product
+    assert counts[0]["flop"] == (4 * 5 + 1) * product
+    assert step["mufu.ex2"] == 64 * 128 // 32
