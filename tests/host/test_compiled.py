@@ -177,10 +177,11 @@ SLOTS = {
     "full 128": ((128, FULL), 497, 621, 0),
     "causal 128": ((128, CAUSAL), 496, 620, 0),
     "window 128": ((128, WINDOW), 498, 634, 0),
-    "full (192, 128)": ((192, FULL, "sm_100a", 128), 497, 621, 2),
+    "full (192, 128)": ((192, FULL, "sm_100a", 128), 497, 621, 0),
     "causal (192, 128)": ((192, CAUSAL, "sm_100a", 128), 496, 620, 0),
     # Two slots of scores: their addresses are computed in each step.
-    "full 256": ((256, FULL), 512, 638, 0),
+    "full 256": ((256, FULL), 514, 638, 0),
+    "causal 256": ((256, CAUSAL), 513, 638, 0),
 }
 """Case -> at most: issue slots of a step of softmax without and with a mask, accesses of the stack."""
 
