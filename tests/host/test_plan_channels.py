@@ -176,7 +176,7 @@ def test_a_slot_that_never_comes_back_is_refused() -> None:
     ("role", "fields", "text"),
     [
         ("mma", {"first_warp": 13}, "role mma begins at warp 13, but those before it end at 12"),
-        ("softmax1", {"registers": 200}, "softmax0 4 x 176 + softmax1 4 x 200 + correction 4 x 88"),
+        ("softmax1", {"registers": 200}, "softmax0 4 x 176 + softmax1 4 x 200 + correction 4 x 96"),
         (
             "softmax1",
             {"registers": 188},

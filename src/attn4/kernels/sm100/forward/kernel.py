@@ -113,39 +113,35 @@ class Forward(ForwardKernel):
         words = arena.words("tile") if cutlass.const_expr(plan.schedule.dynamic) else None
         place = (rings, words, bounds, lengths)
 
-        role = plan.role("softmax0")
-        if warp < role.warps * plan.query_tiles:
-            cute.arch.setmaxregister_increase(role.registers)
-            index = warp // role.warps
+        # One branch a role: nothing of the later ones is alive in registers while an earlier one runs.
+        softening, correcting = plan.role("softmax0"), plan.role("correction")
+        if warp < correcting.first_warp:
+            cute.arch.setmaxregister_increase(softening.registers)
+            index = warp // softening.warps
             thread = cute.arch.thread_idx()[0] - index * WARPGROUP
             memory = (tensor, arena.rows("row_stats", Float32, index))
             row = RowSoftmax(plan, bounds, scalars.scale_log2, index, memory, thread)
             soften(self.stream(place), row, self.softmax_ends(rings, index))
-        role = plan.role("correction")
-        if warp >= role.first_warp and warp < role.first_warp + role.warps:
-            cute.arch.setmaxregister_decrease(role.registers)
+        elif warp < multiplying:
+            cute.arch.setmaxregister_decrease(correcting.registers)
             stats = [arena.rows("row_stats", Float32, i) for i in range(plan.query_tiles)]
             memory = (tensor, stats, self.tile(arena, "out"))
-            corrector = Corrector(plan, bounds, scalars, outputs, memory, self.thread(role))
+            corrector = Corrector(plan, bounds, scalars, outputs, memory, self.thread(correcting))
             correct(self.stream(place), corrector, self.correction_ends(rings))
-        if warp >= multiplying:
+        else:
             cute.arch.setmaxregister_decrease(plan.role("mma").registers)
-        if pair.leads(warp == multiplying):
-            shared = (
-                self.tile(arena, "query"),
-                self.tile(arena, "key"),
-                transposed(self.tile(arena, "value")),
-            )
-            multiply(self.stream(place), Products(plan, self.dtype, shared, tensor), self.mma_ends(rings))
-        if warp == plan.role("store").first_warp:
-            staged = self.tile(arena, "out")
-            out = tma.RowTiles(copies.out, copies.out_rows, staged, plan.cu_seqlens_q, plan.pack_gqa)
-            store(self.stream(place), out, self.store_ends(rings))
-        if warp == plan.role("load").first_warp:
-            ends = Bundle(**self.tile_ends(rings, Producer))
-            load(self.stream(place), lengths.group, self.row_tiles(arena, copies, pair.rank), ends)
-        if cutlass.const_expr(plan.schedule.dynamic):
-            if warp == plan.role("schedule").first_warp:
+            if pair.leads(warp == multiplying):
+                query, key, value = (self.tile(arena, name) for name in ("query", "key", "value"))
+                products = Products(plan, self.dtype, (query, key, transposed(value)), tensor)
+                multiply(self.stream(place), products, self.mma_ends(rings))
+            elif warp == plan.role("store").first_warp:
+                staged = self.tile(arena, "out")
+                out = tma.RowTiles(copies.out, copies.out_rows, staged, plan.cu_seqlens_q, plan.pack_gqa)
+                store(self.stream(place), out, self.store_ends(rings))
+            elif warp == plan.role("load").first_warp:
+                ends = Bundle(**self.tile_ends(rings, Producer))
+                load(self.stream(place), lengths.group, self.row_tiles(arena, copies, pair.rank), ends)
+            elif cutlass.const_expr(plan.schedule.dynamic):
                 order = TileOrder(plan, bounds, lengths)
                 source = tile_source(plan, outputs.counter, rings, arena)
                 run_schedule(order, source, Producer(rings["tile"]), words)

@@ -34,12 +34,16 @@ class Products(Fixed):
         self.dtype = dtype
         self.tensor = tensor
 
-    def start_scores(self, tile: int, slot, key_slot):
-        """Issue S = Q K^T of a query tile into one of its score slots."""
-        # Descriptors that looked the same in every step would be kept in registers, 64 bits for each
-        # instruction, and spilled.
-        query_slot = tile + math.zero_of(key_slot)
-        operands = self.query[None, None, None, query_slot], self.key[None, None, None, key_slot]
+    def start_scores(self, tile: int, slots, zero):
+        """Issue S = Q K^T of a query tile; ``slots`` are those of S and K.
+
+        ``zero``, which no compiler knows, makes new descriptors of each use of a slot: those that look the
+        same in every step, or for both query tiles, are kept in registers, 64 bits an instruction, and
+        spilled.
+        """
+        slot, key_slot = slots
+        query = self.query[None, None, None, tile + zero]
+        operands = query, self.key[None, None, None, key_slot + zero]
         steps = (self.plan.head_dim // tcgen05.STEP,)
         scores = self.tensor.accumulator(f"scores{tile}", self.scores_mma, slot)
         tcgen05.issue(self.scores_mma, scores, operands, steps, False)
@@ -111,9 +115,10 @@ def next_scores(products, ends):
 @cute.jit
 def start_scores(products, ends, i: cutlass.Constexpr[int], key_slot):
     """S of query tile ``i``, into its next slot."""
-    products.start_scores(i, ends.of("scores", i).index, key_slot)
-    ends.of("scores", i).commit()
-    ends.of("scores", i).advance()
+    scores = ends.of("scores", i)
+    products.start_scores(i, (scores.index, key_slot), math.zero_of(scores.phase))
+    scores.commit()
+    scores.advance()
     return ends
 
 
@@ -122,8 +127,6 @@ def step(products, ends, accumulate, more: cutlass.Constexpr[bool]):
     """O += P V of this step and, if there are ``more``, S in its place, of every query tile."""
     plan = products.plan
     value_slot = ends.ring("value").wait()
-    if cutlass.const_expr(ends.ring("value").ring.channel.stages == 1):
-        value_slot += math.zero_of(ends.ring("value").phase)
     ends.ring("value").advance()
     key_slot = value_slot
     for i in cutlass.range_constexpr(plan.query_tiles):
@@ -150,7 +153,8 @@ def add_values(products, ends, i: cutlass.Constexpr[int], value_slot, accumulate
     all_steps = plan.tile_n // tcgen05.STEP
     early = all_steps - plan.late_keys // tcgen05.STEP
     ends.of("rescaled", i).wait()
-    slots = ends.of("probabilities", i).wait(), value_slot
+    probabilities = ends.of("probabilities", i)
+    slots = probabilities.wait(), value_slot + math.zero_of(probabilities.phase)
     tensor_memory.after_wait()
     products.start_output(i, slots, (0, early), accumulate)
     if cutlass.const_expr(early < all_steps):
