@@ -1,7 +1,7 @@
 """A fault planted in any channel of the Blackwell forward is reported; so is a fence or a wait left out.
 
 The faults are edits of the PTX, found by the names of the plan's channels (`planted.blackwell`); all of them
-take about 20 minutes of one core. The kernels as they are, are clean.
+take about 25 minutes of one core. The kernels as they are, are clean.
 """
 
 from __future__ import annotations
