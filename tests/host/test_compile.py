@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from attn4 import flash_attn_func, flash_attn_varlen_func
+from attn4 import flash_attn_func, flash_attn_varlen_func, get_scheduler_metadata
 from small_transformer import Transformer, train
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
@@ -202,6 +202,33 @@ def test_a_tensor_as_longest_length_is_refused_with_the_way_out():
     tensors, cu_seqlens = _qkv(20, 4, 8), torch.tensor([0, 8, 20], dtype=torch.int32)
     with pytest.raises(Exception, match="max_seqlen_q is a tensor; pass an int"):
         whole(packed)(*tensors, cu_seqlens, torch.tensor(12))
+
+
+def test_scheduler_metadata_passes_through_a_graph():
+    def sorted_batch(q, k, v, cu_seqlens, metadata):
+        lengths = {
+            "cu_seqlens_q": cu_seqlens,
+            "cu_seqlens_k": cu_seqlens,
+            "max_seqlen_q": 17,
+            "max_seqlen_k": 17,
+        }
+        return flash_attn_varlen_func(
+            q, k, v, causal=True, return_lse=True, scheduler_metadata=metadata, **lengths
+        )
+
+    def metadata(cu_seqlens, **keywords):
+        sizes = {"num_heads_q": 4, "num_heads_kv": 4, "headdim": 8, "max_seqlen_q": 17, "max_seqlen_k": 17}
+        return get_scheduler_metadata(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **sizes, **keywords)
+
+    compiled = whole(sorted_batch)
+    tensors = _qkv(20, 4, 8)
+    for split in (3, 10):
+        cu_seqlens = torch.tensor([0, split, 20], dtype=torch.int32)
+        arguments = (*tensors, cu_seqlens, metadata(cu_seqlens, causal=True))
+        assert same(results(compiled, *arguments), results(sorted_batch, *arguments))
+    assert graphs() == 1
+    with pytest.raises(Exception, match="scheduler_metadata was made for the mask"):
+        compiled(*tensors, cu_seqlens, metadata(cu_seqlens))
 
 
 def test_a_number_of_tokens_that_only_the_data_tells_stays_in_the_graph(monkeypatch):
