@@ -63,16 +63,18 @@ def draw(found: Sequence[dict[str, Any]], file: Path) -> None:
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True)
     styles = ("-", "--", ":")
-    for row, style in zip(found, styles, strict=True):
-        above.plot(row["losses"], style, label=row["curve"], linewidth=2)
+    for index, (row, style) in enumerate(zip(found, styles, strict=True)):
+        look = {"label": row["curve"], "linewidth": 2, "color": f"C{index}"}
+        above.plot(row["losses"], style, **look)
         if row is not found[0]:
             distance = [abs(x - y) for x, y in zip(row["losses"], found[0]["losses"], strict=True)]
-            below.plot(distance, style, label=row["curve"], linewidth=2)
+            below.plot(distance, style, **look)
     above.set_ylabel("loss")
     above.legend()
     below.set_yscale("log")
     below.set_ylabel(f"distance from {found[0]['curve']}")
     below.set_xlabel("step")
+    below.set_xticks(range(0, len(found[0]["losses"]), 2))
     above.set_title("Two layers, causal; attention of the B200 emulated")
     figure.savefig(file, dpi=150)
 
