@@ -62,7 +62,10 @@ def same(found, expected):
     return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+EITHER_WAY = pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.slow), True])
+
+
+@EITHER_WAY
 def test_lengths_change_without_a_compile_for_each(dynamic):
     compiled = whole(dense, dynamic=dynamic)
     for rows in (9, 12, 33, 70):
@@ -81,7 +84,7 @@ def test_query_and_key_lengths_change_apart_from_each_other():
     assert graphs() == 1
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@EITHER_WAY
 def test_packed_batches_and_their_longest_length_change_without_a_compile_for_each(dynamic):
     compiled = whole(packed, dynamic=dynamic)
     for total in (9, 12, 33):
@@ -231,9 +234,8 @@ def test_scheduler_metadata_passes_through_a_graph():
         compiled(*tensors, cu_seqlens, metadata(cu_seqlens))
 
 
-def test_a_number_of_tokens_that_only_the_data_tells_stays_in_the_graph(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_number_of_tokens_that_only_the_data_tells_stays_in_the_graph():
     def unpadded(x, real):
         tokens = x[real.flatten().nonzero().flatten()]
         lengths = real.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -322,6 +324,7 @@ def test_a_transformer_trains_as_it_does_on_torchs_attention():
     assert found[-1] < found[0] / 2
 
 
+@pytest.mark.slow
 def test_a_transformer_trains_compiled_as_it_does_eagerly():
     models = [Transformer(causal) for _ in range(2)]
     found = train(models[0], whole(models[0]))
