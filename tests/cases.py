@@ -320,6 +320,15 @@ def _used() -> Iterable[Case]:
         fault="C10",
     )
     yield Case(
+        # Rows past the used ones meet blocks that need no mask for the others.
+        name="used queries under no mask",
+        seqlen_q=260,
+        seqlen_k=300,
+        used_q=(100, 257),
+        head_dim=128,
+        fault="C10",
+    )
+    yield Case(
         name="packed queries over a padded cache",
         batch=3,
         lens_q=(1, 64, 3),

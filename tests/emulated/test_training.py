@@ -5,7 +5,7 @@ import torch
 
 import attn4.emulator
 from attn4 import flash_attn_func, flash_attn_varlen_func
-from small_transformer import Transformer, train
+from emulated.training_curves import CURVES, curve, draw
 
 
 def _qkv(rows, keys, heads, kv_heads, dim=64):
@@ -68,20 +68,11 @@ def test_packed_gradients_with_a_tail_and_an_empty_sequence(compiled):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_transformer_trains_on_the_virtual_b200_as_on_the_reference():
-    def attention(**backend):
-        return lambda q, k, v: flash_attn_func(q, k, v, causal=True, **backend)
-
-    shape = {"width": 64, "heads": 2, "kv_heads": 1}
-    curves = []
-    for backend in ({}, {"backend": "emulator", "arch": "sm_100a"}):
-        model = Transformer(attention(**backend), **shape)
-
-        def loss(tokens, model=model):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return model(tokens)
-
-        curves.append(torch.tensor(train(model, loss, batch=2)))
-    reference, virtual = curves
-    assert reference[-1] < reference[0] / 2
-    torch.testing.assert_close(virtual, reference, rtol=2e-2, atol=2e-2)
+def test_a_transformer_trains_on_the_virtual_b200_as_on_the_reference(tmp_path):
+    found = {name: torch.tensor(curve(name)) for name in CURVES}
+    exact, reference, virtual = found.values()
+    assert virtual[-1] < virtual[0] / 2
+    # Rounding to bfloat16 moves both from the float32 curve; they move no further from each other.
+    assert (virtual - reference).abs().max() <= 2 * (reference - exact).abs().max()
+    draw([{"curve": name, "losses": losses.tolist()} for name, losses in found.items()], tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000

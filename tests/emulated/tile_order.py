@@ -4,6 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from attn4.kernels.shared.key_tiles import KeyBounds, find_key_tile
 from attn4.kernels.shared.scheduler import Lengths, TileOrder
 from attn4.kernels.shared.tiles import Bounds
 
@@ -31,3 +32,32 @@ class OrderProbe:
                 out[entry, 1] = tile.head
                 out[entry, 2] = tile.batch
                 out[entry, 3] = cutlass.max(tile.n_end - tile.n_begin, 0)
+
+
+class KeyOrderProbe:
+    """One warp writes (key block, head, sequence, first, last, turn at query block 0, 1, ...) of each tile of
+    keys.
+    """
+
+    def __init__(self, plan):
+        self.plan = plan
+
+    @cute.jit
+    def __call__(self, out, sizes, window):
+        self.kernel(out, sizes, window).launch(grid=[1, 1, 1], block=[32, 1, 1])
+
+    @cute.kernel
+    def kernel(self, out: cute.Tensor, sizes, window):
+        plan = self.plan
+        bounds = KeyBounds(plan.mask, plan.tile_m, plan.tile_n, window[0], window[1])
+        lengths = Lengths(*sizes, None, None, None, None)
+        for entry in cutlass.range(out.shape[0], unroll=1):
+            tile = find_key_tile(plan, bounds, lengths, entry)
+            if cute.arch.lane_idx() == 0:
+                out[entry, 0] = tile.key_block
+                out[entry, 1] = tile.kv_head
+                out[entry, 2] = tile.batch
+                out[entry, 3] = tile.first
+                out[entry, 4] = tile.last
+                for block in cutlass.range(tile.first, tile.last, unroll=1):
+                    out[entry, 5 + block] = bounds.turn(tile, block)

@@ -1,9 +1,12 @@
 """What is refused, before anything is launched: each message names the value, the limit and the way out."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn4 import flash_attn_func, flash_attn_varlen_func
 
@@ -207,6 +210,35 @@ def test_refused_with_the_value_and_the_way_out(name):
     assert type(caught.value) is kind
     for word in words:
         assert word in message, f"{word!r} is missing in: {message}"
+
+
+class Watch(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        return operation(*arguments, **(keywords or {}))
+
+
+def recorded(function):
+    """The helper, with a gradient required of what it passes for q."""
+
+    def call(q=None, **keywords):
+        q = rand(2, 6, 4, 8) if q is None and function is dense else rand(9, 4, 8) if q is None else q
+        if isinstance(q, torch.Tensor) and q.is_floating_point():
+            q = q.requires_grad_()
+        return function(q=q, **keywords)
+
+    return call
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("mode", [False, True], ids=["eager", "watched"])
+def test_refused_in_the_same_words_where_a_gradient_is_recorded(name, mode):
+    function, keywords, kind, words = BAD[name]
+    if name.startswith("out "):
+        kind, words = (TypeError, ValueError), ["out"]
+    with Watch() if mode else nullcontext(), pytest.raises(kind) as caught:
+        recorded(function)(**keywords)
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is missing in: {caught.value}"
 
 
 def test_good_input_of_the_same_helpers_passes():

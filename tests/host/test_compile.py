@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from attn4 import flash_attn_func, flash_attn_varlen_func
+from attn4 import flash_attn_func, flash_attn_varlen_func, get_scheduler_metadata
 from small_transformer import Transformer, train
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
@@ -62,7 +62,10 @@ def same(found, expected):
     return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+EITHER_WAY = pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.slow), True])
+
+
+@EITHER_WAY
 def test_lengths_change_without_a_compile_for_each(dynamic):
     compiled = whole(dense, dynamic=dynamic)
     for rows in (9, 12, 33, 70):
@@ -81,7 +84,7 @@ def test_query_and_key_lengths_change_apart_from_each_other():
     assert graphs() == 1
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@EITHER_WAY
 def test_packed_batches_and_their_longest_length_change_without_a_compile_for_each(dynamic):
     compiled = whole(packed, dynamic=dynamic)
     for total in (9, 12, 33):
@@ -204,9 +207,35 @@ def test_a_tensor_as_longest_length_is_refused_with_the_way_out():
         whole(packed)(*tensors, cu_seqlens, torch.tensor(12))
 
 
-def test_a_number_of_tokens_that_only_the_data_tells_stays_in_the_graph(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+def test_scheduler_metadata_passes_through_a_graph():
+    def sorted_batch(q, k, v, cu_seqlens, metadata):
+        lengths = {
+            "cu_seqlens_q": cu_seqlens,
+            "cu_seqlens_k": cu_seqlens,
+            "max_seqlen_q": 17,
+            "max_seqlen_k": 17,
+        }
+        return flash_attn_varlen_func(
+            q, k, v, causal=True, return_lse=True, scheduler_metadata=metadata, **lengths
+        )
 
+    def metadata(cu_seqlens, **keywords):
+        sizes = {"num_heads_q": 4, "num_heads_kv": 4, "headdim": 8, "max_seqlen_q": 17, "max_seqlen_k": 17}
+        return get_scheduler_metadata(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **sizes, **keywords)
+
+    compiled = whole(sorted_batch)
+    tensors = _qkv(20, 4, 8)
+    for split in (3, 10):
+        cu_seqlens = torch.tensor([0, split, 20], dtype=torch.int32)
+        arguments = (*tensors, cu_seqlens, metadata(cu_seqlens, causal=True))
+        assert same(results(compiled, *arguments), results(sorted_batch, *arguments))
+    assert graphs() == 1
+    with pytest.raises(Exception, match="scheduler_metadata was made for the mask"):
+        compiled(*tensors, cu_seqlens, metadata(cu_seqlens))
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_number_of_tokens_that_only_the_data_tells_stays_in_the_graph():
     def unpadded(x, real):
         tokens = x[real.flatten().nonzero().flatten()]
         lengths = real.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -295,6 +324,7 @@ def test_a_transformer_trains_as_it_does_on_torchs_attention():
     assert found[-1] < found[0] / 2
 
 
+@pytest.mark.slow
 def test_a_transformer_trains_compiled_as_it_does_eagerly():
     models = [Transformer(causal) for _ in range(2)]
     found = train(models[0], whole(models[0]))

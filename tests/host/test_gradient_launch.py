@@ -1,5 +1,8 @@
 """The way to a backward kernel, with a kernel that does in torch what its call promises."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -234,6 +237,35 @@ def test_head_dims_without_a_backward_kernel_are_refused_before_anything_is_laun
     with torch.no_grad():
         flash_attn_func(q, k, v)
     assert len(kernels) == 1
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_what_is_kept_for_later_calls_holds_no_tensor(kernels, backend):
+    q, k, v = _qkv(1, 64, 2, 64)
+    out, lse = flash_attn_func(q, k, v, return_lse=True, backend=backend)
+    held = [weakref.ref(x) for x in (q, k, v, out, lse)]
+    out.sum().backward()
+    for kernel in kernels.values():
+        kernel.calls.clear()
+    del q, k, v, out, lse
+    gc.collect()
+    assert [x() is None for x in held] == [True] * 5
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_hooks_see_all_that_is_saved(kernels, backend):
+    leaves = _qkv(1, 64, 2, 64)
+    packed = []
+
+    def pack(x):
+        packed.append(tuple(x.shape))
+        return x.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = flash_attn_func(*leaves, backend=backend)
+    assert packed == [(1, 64, 2, 64), (1, 2, 64), *[(1, 64, 2, 64)] * 3]
+    out.square().sum().backward()
+    assert all(x.grad.isfinite().all() for x in leaves)
 
 
 def test_double_backward_through_a_kernel_is_refused(kernels):

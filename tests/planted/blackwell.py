@@ -1,6 +1,7 @@
 """Every fault that is planted in attn4's Blackwell forward: in each channel, and in what orders accesses.
 
-``python -m planted.blackwell [KERNEL]`` in ``tests/`` prints how each is found, as Markdown.
+``python -m planted.blackwell [KERNEL [PART]]`` in ``tests/`` prints how each is found, or those with that in
+their names, as Markdown.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from planted.waits import ORDERS, Site, executed
 KERNELS = {
     "causal": Case(128, "causal", 300, 300, heads=2, ctas=1, arch="sm_100a"),
     "full": Case(128, "full", 300, 300, heads=2, ctas=1, arch="sm_100a"),
+    "turns": Case(128, "full", 300, 300, heads=2, ctas=1, arch="sm_100a", options=(("softmax_turns", True),)),
     "one query tile": Case(256, "causal", 300, 150, ctas=1, arch="sm_100a"),
     "packed": Case(
         128,
@@ -36,7 +38,8 @@ KERNELS = {
         arch="sm_100a",
     ),
 }
-"""By name: a counter deals tiles; they are dealt statically; the output leaves through the query's storage,
+"""By name: a counter deals tiles; they are dealt statically; softmax warpgroups take turns; two slots for
+scores, the output leaves through the query's storage,
 and a tile has no keys; sequences of different lengths. Each CTA has several tiles, and rings come round.
 """
 
@@ -72,7 +75,13 @@ def faults(name: str) -> dict[str, Fault]:
     recording, sites, rings = kernel(name)
     plan, ptx = artifact(KERNELS[name]).description.plan, recording.launch.ptx
     borrowed = any(buffer["name"] == "out" and buffer["borrows"] == "query" for buffer in plan["buffers"])
-    found = (*_of_channels(ptx, sites, rings, borrowed), *of_orders(plan, ptx, sites))
+    found = [*_of_channels(ptx, sites, rings, borrowed), *of_orders(plan, ptx, sites)]
+    if any(channel["kind"] == "named" for channel in plan["channels"]):
+        found.append(Fault("turn: not waited for", lambda: channels.turn_taken_unasked(ptx)))
+        found += [
+            Fault(f"turn: {by:+} threads", lambda b=by: channels.turn_count_changed(ptx, b))
+            for by in (32, -32)
+        ]
     return {fault.name: fault for fault in found}
 
 
@@ -137,9 +146,12 @@ def first_report(recording: Recording, ptx: str) -> tuple[str, Replay] | None:
 
 
 def main(arguments: list[str]) -> int:
+    part = arguments.pop() if len(arguments) == 2 else ""
     for name in arguments or KERNELS:
         print(f"## {name}\n\n| fault | schedule | found |\n|---|---|---|")
         for fault in faults(name).values():
+            if part not in fault.name:
+                continue
             found = reported(name, fault.plant())
             words = "| | NOT FOUND |" if found is None else f"| {found[0]} | {', '.join(found[1].kinds)} |"
             print(f"| {fault.name} {words}", flush=True)

@@ -19,15 +19,6 @@ _INIT = re.compile(r"(mbarrier\.init[\w.:]*\s+\[[^\]]*\]\s*,\s*)[^;]*;")
 _ADDRESS = re.compile(r"\[(%\w+)(?:\+(\d+))?\]")
 _TURN = re.compile(r"\bbar\.sync\s+(%\w+)\s*,\s*(\d+);")
 
-TILE_THREADS = 128
-ARRIVE_OF_TILE = (
-    "{{ .reg .pred one, second; .reg .b32 thread, barrier; mov.u32 thread, %tid.x; "
-    f"setp.ge.u32 second, thread, {TILE_THREADS}; "
-    "selp.b32 barrier, {second}, {first}, second; "
-    "elect.sync _|one, -1; @one mbarrier.arrive.shared.b64 _, [barrier]; }}"
-)
-"""Of the first of two barriers by the softmax of query tile 0, of the second by that of tile 1."""
-
 ARRIVE = "{{ .reg .pred one; elect.sync _|one, -1; @one mbarrier.arrive.shared.b64 _, [{base}+{offset}]; }}"
 
 
@@ -140,18 +131,31 @@ def products_called_complete(ptx: str, sites: Iterable[Site], ring: Ring, side: 
 
 
 def arrived_early(ptx: str, sites: Iterable[Site], ring: Ring, side: str) -> str:
-    """Who arrives does so as soon as the wait before it in the text is over, and not when it is done."""
+    """Who arrives does so as soon as a wait before it in the text is over, and not when it is done.
+
+    It is the last of the waits for barriers that lie to each other as those that it arrives at.
+    """
     sites = list(sites)
     lines = ptx.split("\n")
     waits = [site for site in sites if site.kind == "wait"]
     for site in at(sites, "arrive", ring.barriers(side)):
-        before = [wait for wait in waits if wait.line < site.line and wait.warps & site.warps]
-        assert len(site.offsets) <= 2, "which slot it is, is not known in the text"
+        before = [
+            wait
+            for wait in waits
+            if wait.line < site.line and site.warps <= wait.warps and _spread(wait) == _spread(site)
+        ]
+        address = _ADDRESS.search(lines[before[-1].line - 1])
+        assert address is not None
         lines[site.line - 1] = "// " + lines[site.line - 1]
         end = next(n for n in range(before[-1].line, len(lines)) if lines[n].strip() == "}")
-        first, second = min(site.offsets), max(site.offsets)
-        lines[end] += " " + ARRIVE_OF_TILE.format(first=first, second=second)
+        offset = int(address[2] or 0) + min(site.offsets) - min(before[-1].offsets)
+        lines[end] += " " + ARRIVE.format(base=address[1], offset=offset)
     return "\n".join(lines)
+
+
+def _spread(site: Site) -> tuple[int, ...]:
+    """How the barriers of a site lie to each other: by query tile, or by slot."""
+    return tuple(offset - min(site.offsets) for offset in sorted(site.offsets))
 
 
 def orders_dropped(ptx: str, sites: Iterable[Site], kind: str, warps: frozenset[int]) -> str:

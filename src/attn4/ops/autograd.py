@@ -85,7 +85,7 @@ class Ready:
 class Attention(torch.autograd.Function):
     """``Operands`` and what is ready for them to (out, lse), for eager calls.
 
-    An operator of torch.library takes 30 us more, and so does a Function with ``setup_context``.
+    An operator of torch.library costs the host 100 us more, and the form with ``setup_context`` 10.
     """
 
     @staticmethod

@@ -89,13 +89,7 @@ def window_of(window: Any) -> tuple[int | None, int | None]:
 
 def check_out(out: Any, like: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
     """A preallocated result must be what the call would allocate (``like``), apart from the inputs."""
-    if not isinstance(out, Tensor):
-        raise TypeError(f"out must be a torch.Tensor or None, got {type(out).__name__}")
-    if out.shape != like.shape or out.dtype != like.dtype or out.device != like.device:
-        raise ValueError(
-            f"out has shape {tuple(out.shape)}, dtype {out.dtype}, device {out.device}, but this call writes "
-            f"{tuple(like.shape)}, {like.dtype}, {like.device}"
-        )
+    check_out_kind(out, like)
     address = out.data_ptr()
     if not out.is_contiguous() or address % 16:
         raise ValueError(
@@ -106,6 +100,17 @@ def check_out(out: Any, like: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> 
     if address and address in (q.data_ptr(), k.data_ptr(), v.data_ptr()):
         raise ValueError("out shares its memory with q, k or v, which are still read while out is written")
     check_out_unrecorded(out, *inputs)
+
+
+def check_out_kind(out: Any, like: Tensor) -> None:
+    """A preallocated result must have the shape, dtype and device of the result."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out must be a torch.Tensor or None, got {type(out).__name__}")
+    if out.shape != like.shape or out.dtype != like.dtype or out.device != like.device:
+        raise ValueError(
+            f"out has shape {tuple(out.shape)}, dtype {out.dtype}, device {out.device}, but this call writes "
+            f"{tuple(like.shape)}, {like.dtype}, {like.device}"
+        )
 
 
 def check_out_unrecorded(*tensors: Tensor) -> None:

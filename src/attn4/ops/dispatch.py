@@ -10,7 +10,13 @@ from torch import Tensor
 from attn4.ops import gpu
 from attn4.ops.autograd import Attention, Ready, TransformedAttention
 from attn4.ops.call import Options, Vectors
-from attn4.ops.check import check_options, check_out, check_out_unrecorded, records_gradient
+from attn4.ops.check import (
+    check_options,
+    check_out,
+    check_out_kind,
+    check_out_unrecorded,
+    records_gradient,
+)
 from attn4.ops.operands import Operands
 from attn4.ops.prepared import (
     Key,
@@ -96,7 +102,7 @@ def _recorded(
     try:
         key = signature(q, k, v, vectors, options)
         ready = _ready.get(key)
-    except (TypeError, RuntimeError):
+    except (AttributeError, TypeError, RuntimeError):
         key = None
     if ready is None:
         ready = _make_ready(q, k, v, vectors, Options(*options))
@@ -111,6 +117,7 @@ def _recorded(
 def _make_ready(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options) -> Ready:
     check_options(options)
     operands = Operands.of(q, k, v, vectors, options, return_lse=True)
+    check_shapes(operands)
     gradient = gradient_for(operands)
     launch, _ = launch_for(q, k, v, vectors, operands.options())
     return Ready(operands.settings, launch, gradient)
@@ -148,12 +155,8 @@ def _finish(result: tuple[Tensor, Tensor], operands: Operands, options: Options,
     """The results that were asked for, out in the tensor that was given for it."""
     out, lse = result
     if given is not None:
+        check_out_kind(given, out)
         check_out_unrecorded(given, *operands[:3])
-        if given.shape != out.shape or given.dtype != out.dtype:
-            raise ValueError(
-                f"out has shape {tuple(given.shape)}, dtype {given.dtype}, but this call writes "
-                f"{tuple(out.shape)}, {out.dtype}"
-            )
         out = given.copy_(out)
     return _public((out, lse) if options.return_lse else out)
 

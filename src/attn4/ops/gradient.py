@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from attn4.machine import Machine
 from attn4.ops import gpu
 from attn4.ops.call import NO_VECTORS, Call, Vectors
 from attn4.ops.reference import ReferenceGradient
@@ -42,10 +43,10 @@ def prepare_gradient(call: Call) -> Gradient:
     """
     refuse_without_gradient(call)
     if call.backend == "reference":
-        return ReferenceGradient(call)
+        return ReferenceGradient(call.softmax_scale, call.mask)
     return KernelGradient(
         problem=replace(call.problem(), direction="backward"),
-        choose=lambda problem: choose(problem, gpu.target(call)),
+        machine=gpu.target(call),
         load=gpu.loader(call),
         device=call.q.get_device(),
         softmax_scale=call.softmax_scale,
@@ -76,7 +77,7 @@ class KernelGradient:
     """
 
     problem: Problem
-    choose: Callable[[Problem], Plan]
+    machine: Machine
     load: Callable[[Plan], Callable[..., None]]
     device: int
     softmax_scale: float
@@ -127,7 +128,7 @@ class KernelGradient:
     def _kernel(self, with_lse: bool) -> tuple[Plan, Callable[..., None]]:
         found = self._kernels.get(with_lse)
         if found is None:
-            plan = self.choose(replace(self.problem, lse=with_lse))
+            plan = choose(replace(self.problem, lse=with_lse), self.machine)
             found = self._kernels[with_lse] = plan, self.load(plan)
         return found
 

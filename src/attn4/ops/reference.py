@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn4.mask import Mask
 from attn4.ops.call import Call, Vectors
 from attn4.reference import Lengths, backward, forward
 from attn4.reference.backward import Saved
@@ -40,9 +41,13 @@ class ReferenceLaunch:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceGradient:
-    """Called like a kernel's gradient (``gradient.Gradient``)."""
+    """Called like a kernel's gradient (``gradient.Gradient``).
 
-    call: Call
+    A graph keeps it, so it holds no tensor: what is saved is for autograd to hold, to hand to hooks, to free.
+    """
+
+    softmax_scale: float
+    mask: Mask
 
     def __call__(
         self,
@@ -60,8 +65,8 @@ class ReferenceGradient:
             out=results[0],
             lse=results[1],
             lengths=_lengths(vectors),
-            softmax_scale=self.call.softmax_scale,
-            mask=self.call.mask,
+            softmax_scale=self.softmax_scale,
+            mask=self.mask,
         )
         with as_written(inputs[0].device):
             return backward(saved, grad_out, grad_lse)

@@ -137,4 +137,6 @@ def _within(plan: Plan, batch: Batch, blocks: int, joint: tuple[int, int]) -> It
     together = max(plan.schedule.section_bytes // key_bytes // max(rows_k, 1), 1) * group
     for first in range(0, heads, together):
         section = range(first, min(first + together, heads))
-        yield from ((block, head) for block in reversed(range(blocks)) for head in section)
+        ascending = plan.schedule.order == "shortest_first"
+        for block in range(blocks) if ascending else reversed(range(blocks)):
+            yield from ((block, head) for head in section)

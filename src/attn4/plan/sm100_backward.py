@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from attn4.machine import Machine
 from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
-from attn4.plan.plan import Channel, Plan, Role, Schedule
+from attn4.plan.plan import Channel, Plan, Role, Schedule, TileOrder
 from attn4.plan.sm100 import SECTION_BYTES
 from attn4.problem import Problem
 
@@ -88,12 +88,15 @@ def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
 
 
 def backward_schedule(problem: Problem) -> Schedule:
-    """One CTA a key tile. Deterministic sums wait for each other, least where the shortest tiles come first,
-    and tiles of the same head not side by side but a section apart.
+    """One CTA a key tile, by L2-sized sections of heads; `attn4.plan.turns` compares the orders.
+
+    Deterministic sums wait for each other, least where the shortest tiles come first, and equal tiles of
+    several heads side by side. Others end together where the longest come first.
     """
-    if problem.deterministic:
-        return Schedule("shortest_first", persistent=False, section_bytes=SECTION_BYTES)
-    return Schedule("linear", persistent=False)
+    if not problem.deterministic and problem.mask.kind == "full":
+        return Schedule("linear", persistent=False)
+    order: TileOrder = "shortest_first" if problem.deterministic else "longest_first"
+    return Schedule(order, persistent=False, section_bytes=SECTION_BYTES)
 
 
 def backward_roles(cta_group: int) -> tuple[Role, ...]:

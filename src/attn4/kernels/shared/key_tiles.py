@@ -130,11 +130,11 @@ def mask_queries(values, bounds: cutlass.Constexpr, tile, key, first_query: Int3
 def transposed_plan(plan):
     """``plan`` with queries and keys exchanged, as far as tiles are concerned.
 
-    The longest rows of queries are the last ones, the shortest of keys too.
+    The longest rows of queries are the last ones, the longest of keys the first.
     """
-    schedule = plan.schedule
-    if schedule.order == "shortest_first":
-        schedule = dataclasses.replace(schedule, order="longest_first")
+    turned = {"longest_first": "shortest_first", "shortest_first": "longest_first"}
+    order = plan.schedule.order
+    schedule = dataclasses.replace(plan.schedule, order=turned.get(order, order))
     return dataclasses.replace(
         plan,
         schedule=schedule,

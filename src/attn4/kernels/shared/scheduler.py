@@ -123,17 +123,21 @@ class TileOrder(Carried):
 
     @cute.jit
     def _within(self, number: Int32, blocks: Int32, heads: Int32, rows_k: Int32):
-        """Row block and head of a tile: sections of heads whose K and V fit in L2, longest blocks first."""
+        """Row block and head of a tile: sections of heads whose K and V fit in L2, longest or shortest blocks
+        first, which are the last or the first of a sequence.
+        """
         block = number - number // blocks * blocks
         head = number // blocks
-        if cutlass.const_expr(self.plan.schedule.order == "longest_first"):
+        if cutlass.const_expr(self.plan.schedule.order != "linear"):
             key_bytes = (self.plan.head_dim + self.plan.head_dim_v) * 2
             fitting = self.plan.schedule.section_bytes // key_bytes // cutlass.max(rows_k, 1)
             section_heads = cutlass.max(fitting, 1) * self.lengths.group
             section = number // (section_heads * blocks)
             rest = number - section * section_heads * blocks
             here = cutlass.max(cutlass.min(section_heads, heads - section * section_heads), 1)
-            block = blocks - 1 - rest // here
+            block = rest // here
+            if cutlass.const_expr(self.plan.schedule.order == "longest_first"):
+                block = blocks - 1 - rest // here
             head = section * section_heads + rest - rest // here * here
         return block, head
 

@@ -1,0 +1,83 @@
+"""The backward kernel takes tiles of keys in the order that the host's model says, and so do the turns."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("numpy")
+pytest.importorskip("tvm_ffi")
+if importlib.util.find_spec("cutlass") is None:
+    pytest.skip("CuTe DSL is not installed", allow_module_level=True)
+
+from attn4.emulator import device
+from attn4.machine import machine
+from attn4.mask import Mask
+from attn4.plan.choose import choose
+from attn4.plan.turns import Order, query_blocks, tiles
+from attn4.problem import Problem
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+
+UNBOUNDED = 2**30
+SECTION = 1000 * 512
+"""Room for Q and dO of 1000 queries, so that small problems have several sections of heads."""
+
+PLAIN = Problem(
+    batch=2,
+    seqlen_q=500,
+    seqlen_k=700,
+    heads=3,
+    kv_heads=3,
+    head_dim=128,
+    head_dim_v=128,
+    direction="backward",
+)
+MASKS = {"full": Mask(), "causal": Mask.of(True), "window": Mask(150, 20), "off diagonal": Mask(90, -40)}
+
+
+def found(problem: Problem, plan) -> list[list[int]]:
+    """What the device says of each tile; a turn that is not taken is -1."""
+    from cutlass import Int32
+
+    from emulated.tile_order import KeyOrderProbe
+
+    count = len(list(tiles(problem, plan, Order.of(plan))))
+    out = torch.full((count + 1, 5 + -(-problem.seqlen_q // plan.tile_m)), -1, dtype=torch.int32)
+    sizes = (problem.batch, problem.heads, problem.group, problem.seqlen_q, problem.seqlen_k)
+    mask = problem.mask
+    window = [UNBOUNDED if bound is None else bound for bound in (mask.left, mask.right)]
+    with device(plan.arch):
+        KeyOrderProbe(plan)(out, tuple(map(Int32, sizes)), tuple(map(Int32, window)))
+    return out.tolist()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param((500, 700), marks=pytest.mark.slow), (700, 300)],
+    ids=["more keys", "more queries"],
+)
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+def test_tiles_of_keys_come_in_order_and_turns_count_those_before(mask, deterministic, sizes) -> None:
+    seqlen_q, seqlen_k = sizes
+    problem = replace(
+        PLAIN, mask=MASKS[mask], deterministic=deterministic, seqlen_q=seqlen_q, seqlen_k=seqlen_k
+    )
+    plan = choose(problem, machine("sm_100a"), cta_group=1)
+    plan = replace(plan, schedule=replace(plan.schedule, section_bytes=SECTION))
+    *entries, end = found(problem, plan)
+    assert end[0] < 0
+    before: Counter[tuple[int, int]] = Counter()
+    for (block, joint), entry in zip(tiles(problem, plan, Order.of(plan)), entries, strict=True):
+        assert entry[:3] == [block, joint % problem.kv_heads, joint // problem.kv_heads]
+        seen = query_blocks(problem, plan, block)
+        assert list(range(entry[3], entry[4])) == list(seen)
+        if deterministic:
+            assert [entry[5 + query] for query in seen] == [before[joint, query] for query in seen]
+        before.update((joint, query) for query in seen)
