@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from attn4.machine import Machine
 from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
 from attn4.plan.plan import Channel, Plan, Role, Schedule
-from attn4.plan.sm90 import GROUP_THREADS, REGISTERS, WARPS_PER_GROUP
+from attn4.plan.sm90 import GROUP_THREADS, REGISTERS, SECTION_BYTES, WARPS_PER_GROUP
 from attn4.problem import Problem
 
 KEYS = 128
@@ -64,7 +64,7 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         roles=roles(),
         buffers=pack("shared", (*pieces(tile), barriers)),
         channels=handed,
-        schedule=Schedule("linear", persistent=False),
+        schedule=schedule(problem),
         cu_seqlens_q=problem.cu_seqlens_q,
         cu_seqlens_k=problem.cu_seqlens_k,
         seqused_q=problem.seqused_q,
@@ -72,6 +72,13 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         lse=problem.lse,
         deterministic=problem.deterministic,
     )
+
+
+def schedule(problem: Problem) -> Schedule:
+    """One CTA a key tile; unequal ones longest first, by L2-sized sections of heads."""
+    if problem.mask.kind == "full":
+        return Schedule("linear", persistent=False)
+    return Schedule("longest_first", persistent=False, section_bytes=SECTION_BYTES)
 
 
 def roles() -> tuple[Role, ...]:
