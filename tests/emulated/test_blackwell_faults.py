@@ -42,7 +42,8 @@ def test_a_planted_fault_is_reported(name):
 @pytest.mark.parametrize("kernel", blackwell.KERNELS)
 def test_the_kernel_as_it_is_is_clean(kernel, schedule):
     recording, _, _ = blackwell.kernel(kernel)
-    assert recording.replay(blackwell.SCHEDULES[schedule](), sms=1).kinds == []
+    sms = blackwell.KERNELS[kernel].ctas
+    assert recording.replay(blackwell.SCHEDULES[schedule](), sms=sms).kinds == []
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ KERNELS = {
     "causal": Case(128, "causal", 300, 300, heads=2, ctas=1, arch="sm_100a"),
     "full": Case(128, "full", 300, 300, heads=2, ctas=1, arch="sm_100a"),
     "turns": Case(128, "full", 300, 300, heads=2, ctas=1, arch="sm_100a", options=(("softmax_turns", True),)),
+    "pair": Case(128, "full", 520, 1100, ctas=2, arch="sm_100a", options=(("cta_group", 2),)),
     "one query tile": Case(256, "causal", 300, 150, ctas=1, arch="sm_100a"),
     "packed": Case(
         128,
@@ -38,9 +39,9 @@ KERNELS = {
         arch="sm_100a",
     ),
 }
-"""By name: a counter deals tiles; they are dealt statically; softmax warpgroups take turns; two slots for
-scores, the output leaves through the query's storage,
-and a tile has no keys; sequences of different lengths. Each CTA has several tiles, and rings come round.
+"""By name: a counter deals tiles; they are dealt statically; softmax warpgroups take turns; two CTAs share
+products; two slots for scores, the output leaves through the query's storage, and a tile has no keys;
+sequences of different lengths. Each CTA has several tiles, and rings come round.
 """
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
@@ -64,9 +65,9 @@ def kernel(name: str) -> tuple[Recording, list[Site], dict[str, Ring]]:
     """The launch, what it executes that orders accesses, and its rings."""
     case = KERNELS[name]
     with recorded() as found:
-        attend(case, RoundRobin(), sms=1)
+        attend(case, RoundRobin(), sms=case.ctas)
     rings = channels.of_all_tiles(channels.rings(artifact(case).description.plan))
-    return found[-1], executed(found[-1], sms=1), rings
+    return found[-1], executed(found[-1], sms=case.ctas), rings
 
 
 @cache
@@ -139,7 +140,7 @@ def first_report(recording: Recording, ptx: str) -> tuple[str, Replay] | None:
     """Under which schedule something is reported first, and what; None if nothing is under any."""
     for schedule, make in SCHEDULES.items():
         limits = Limits(seconds=60, idle_instructions=100_000)
-        done = recording.replay(make(), ptx=ptx, sms=1, limits=limits, beyond=frozenset())
+        done = recording.replay(make(), ptx=ptx, sms=KERNELS[name].ctas, limits=limits, beyond=frozenset())
         if done.kinds:
             return schedule, done
     return None

@@ -19,7 +19,11 @@ _INIT = re.compile(r"(mbarrier\.init[\w.:]*\s+\[[^\]]*\]\s*,\s*)[^;]*;")
 _ADDRESS = re.compile(r"\[(%\w+)(?:\+(\d+))?\]")
 _TURN = re.compile(r"\bbar\.sync\s+(%\w+)\s*,\s*(\d+);")
 
-ARRIVE = "{{ .reg .pred one; elect.sync _|one, -1; @one mbarrier.arrive.shared.b64 _, [{base}+{offset}]; }}"
+_ARRIVE = "mbarrier.arrive.shared.b64 _, [{base}+{offset}]; "
+_ARRIVE_AT = (
+    "add.u32 barrier, {base}, {offset}; mapa.shared::cluster.u32 barrier, barrier, {rank}; "
+    "mbarrier.arrive.shared::cluster.b64 _, [barrier]; "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,20 @@ def of_all_tiles(found: dict[str, Ring]) -> dict[str, Ring]:
     return merged
 
 
+def _arrival(line: str, base: str, offset: int) -> str:
+    """PTX by which a lane arrives at the barrier at ``base`` + ``offset``: in the CTAs of a pair in which
+    ``line``, an arrival or a commit, does.
+    """
+    ranks = (0, 1) if "multicast" in line else (0,) if "mbarrier.arrive.shared::cluster" in line else ()
+    arrivals = "".join(_ARRIVE_AT.format(base=base, offset=offset, rank=rank) for rank in ranks)
+    arrivals = arrivals or _ARRIVE.format(base=base, offset=offset)
+    return f"{{ .reg .b32 barrier; {arrivals}}}"
+
+
+def _by_one_lane(arrival: str) -> str:
+    return f"{{ .reg .pred one; elect.sync _|one, -1; @!one bra SKIP; {arrival} SKIP: }}"
+
+
 def at(sites: Iterable[Site], kind: str, barriers: frozenset[int]) -> list[Site]:
     """The sites of that kind that concern these barriers. Raises LookupError if there is none."""
     found = [site for site in sites if site.kind == kind and site.offsets <= barriers]
@@ -98,6 +116,7 @@ def given_back_early(ptx: str, sites: Iterable[Site], ring: Ring) -> str:
     sites = list(sites)
     lines = ptx.split("\n")
     given_back = [site for site in sites if site.kind in ("arrive", "commit") and site.offsets <= ring.empty]
+    given = lines[given_back[0].line - 1]
     for site in given_back:
         lines[site.line - 1] = "// " + lines[site.line - 1]
     distance = min(ring.empty) - min(ring.full)
@@ -106,7 +125,7 @@ def given_back_early(ptx: str, sites: Iterable[Site], ring: Ring) -> str:
         assert match is not None
         end = next(n for n in range(site.line, len(lines)) if lines[n].strip() == "}")
         offset = int(match[2] or 0) + distance
-        lines[end] += " " + ARRIVE.format(base=match[1], offset=offset)
+        lines[end] += " " + _by_one_lane(_arrival(given, match[1], offset))
     return "\n".join(lines)
 
 
@@ -124,9 +143,10 @@ def products_called_complete(ptx: str, sites: Iterable[Site], ring: Ring, side: 
     """The thread that issues products says at once that they are complete."""
     lines = ptx.split("\n")
     for site in at(sites, "commit", ring.barriers(side)):
-        address = _ADDRESS.search(lines[site.line - 1])
+        line = lines[site.line - 1]
+        address = _ADDRESS.search(line)
         assert address is not None
-        lines[site.line - 1] = f"mbarrier.arrive.shared.b64 _, {address[0]};"
+        lines[site.line - 1] = _arrival(line, address[1], int(address[2] or 0))
     return "\n".join(lines)
 
 
@@ -146,10 +166,11 @@ def arrived_early(ptx: str, sites: Iterable[Site], ring: Ring, side: str) -> str
         ]
         address = _ADDRESS.search(lines[before[-1].line - 1])
         assert address is not None
-        lines[site.line - 1] = "// " + lines[site.line - 1]
+        line = lines[site.line - 1]
+        lines[site.line - 1] = "// " + line
         end = next(n for n in range(before[-1].line, len(lines)) if lines[n].strip() == "}")
         offset = int(address[2] or 0) + min(site.offsets) - min(before[-1].offsets)
-        lines[end] += " " + ARRIVE.format(base=address[1], offset=offset)
+        lines[end] += " " + _by_one_lane(_arrival(line, address[1], offset))
     return "\n".join(lines)
 
 
