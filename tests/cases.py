@@ -509,3 +509,13 @@ def required_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
         plan = choose(problem, target)
         plans += [plan, with_sorted_batches(plan), sorting_plan(plan)]
     return tuple(dict.fromkeys(plans))
+
+
+def gradient_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
+    """The plans of the backward passes of all cases that have one, each once. Needs no GPU."""
+    from attn4.machine import machine as machine_named
+    from attn4.plan.choose import choose, unsupported
+
+    target = machine_named(machine)
+    problems = [replace(c.problem(), direction="backward") for c in CASES if c.launches]
+    return tuple(dict.fromkeys(choose(p, target) for p in problems if not unsupported(p, target)))

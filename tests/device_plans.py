@@ -8,7 +8,7 @@ pytest tests/device --bundle bundle        # on the machine with the GPU
 import json
 
 from attn4.artifact import plan_to_json
-from cases import required_plans
+from cases import gradient_plans, required_plans
 
 if __name__ == "__main__":
-    print(json.dumps([plan_to_json(plan) for plan in required_plans()]))
+    print(json.dumps([plan_to_json(plan) for plan in (*required_plans(), *gradient_plans())]))

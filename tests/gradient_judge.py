@@ -45,9 +45,9 @@ def incoming(case: Any, inputs: Inputs, seed: int = 1) -> Incoming:
         lengths=Lengths(**inputs.lengths),
     )
     generator = torch.Generator().manual_seed(seed)
-    dout = torch.randn(out.shape, generator=generator).to(out.dtype)
+    dout = torch.randn(out.shape, generator=generator).to(out)
     dout[inputs.q.isnan().any(dim=-1)] = torch.nan
-    dlse = torch.randn(lse.shape, generator=generator) if case.lse else None
+    dlse = torch.randn(lse.shape, generator=generator).to(lse.device) if case.lse else None
     return Incoming(out, lse.float(), dout, dlse)
 
 
