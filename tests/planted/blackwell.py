@@ -133,14 +133,14 @@ def of_orders(plan: dict[str, Any], ptx: str, sites: list[Site]) -> Iterator[Fau
 
 def reported(name: str, ptx: str) -> tuple[str, Replay] | None:
     """As `first_report`, of a kernel of this file."""
-    return first_report(kernel(name)[0], ptx)
+    return first_report(kernel(name)[0], ptx, KERNELS[name].ctas)
 
 
-def first_report(recording: Recording, ptx: str) -> tuple[str, Replay] | None:
+def first_report(recording: Recording, ptx: str, sms: int = 1) -> tuple[str, Replay] | None:
     """Under which schedule something is reported first, and what; None if nothing is under any."""
     for schedule, make in SCHEDULES.items():
         limits = Limits(seconds=60, idle_instructions=100_000)
-        done = recording.replay(make(), ptx=ptx, sms=KERNELS[name].ctas, limits=limits, beyond=frozenset())
+        done = recording.replay(make(), ptx=ptx, sms=sms, limits=limits, beyond=frozenset())
         if done.kinds:
             return schedule, done
     return None
