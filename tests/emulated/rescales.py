@@ -14,6 +14,7 @@ import torch
 
 import attn4.emulator
 from attn4.machine import machine
+from attn4.ops.call import NO_VECTORS
 from attn4.ops.emulated import emulated_kernel
 from attn4.plan.choose import choose
 from attn4.plan.plan import SoftmaxPlan
@@ -65,7 +66,7 @@ def counted(q, k, v, case, threshold):
     counter = torch.zeros(2, dtype=torch.int32) if plan.schedule.dynamic else None
     bounds = (UNBOUNDED, 0 if case.causal else UNBOUNDED)
     with attn4.emulator.device("sm_100a", sms=2) as gpu:
-        emulated_kernel(plan)(q, k, v, out, lse, case.softmax_scale, *bounds, *[None] * 4, counter, 2)
+        emulated_kernel(plan)(q, k, v, out, lse, case.softmax_scale, *bounds, *NO_VECTORS, counter, 2)
     (kernel,) = gpu.report.kernels
     stored = kernel.roles["correction"].get("tensor store bytes", 0)
     return stored // (4 * WARP * plan.head_dim_v)
