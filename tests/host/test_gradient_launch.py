@@ -182,6 +182,34 @@ def test_what_is_prepared_once_serves_all_calls_of_a_signature(kernels, monkeypa
     assert len(launched(kernels)) == 2
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"causal": True}, {"window_size": (4, 4)}, {"softmax_scale": 0.5}, {"return_lse": True}],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_option_is_another_gradient_in_both_orders(kernels, change):
+    """The fault of a key that misses an option, so that the second gradient is the first one's."""
+    tensors = _qkv(2, 64, 4, 64, grad=False)
+    for keywords in ({}, change, {}, change):
+        found, expected = ([x.clone().requires_grad_() for x in tensors] for _ in range(2))
+        for leaves, backend in ((found, None), (expected, "reference")):
+            out = flash_attn_func(*leaves, backend=backend, **keywords)
+            (out[0] if isinstance(out, tuple) else out).square().sum().backward()
+        for x, y in zip(found, expected, strict=True):
+            assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [{"score_mod": max}, {"mask_mod": max}, {"learnable_sink": torch.zeros(4, requires_grad=True)}],
+    ids=lambda feature: next(iter(feature)),
+)
+def test_a_feature_that_is_not_built_is_refused_not_left_out_of_the_gradient(kernels, feature):
+    with pytest.raises(NotImplementedError, match=next(iter(feature))):
+        flash_attn_func(*_qkv(1, 64, 4, 64), **feature)
+    assert not kernels
+
+
 def test_lengths_of_any_value_take_the_same_kernels(kernels):
     """The fault of compiling anew in each backward pass, for a hint that changes."""
     for total, longest in ((60, 40), (90, 41), (130, 42)):

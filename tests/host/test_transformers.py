@@ -113,6 +113,23 @@ def test_gradients_through_a_padded_model_match_eager_attention():
         close(actual, expected)
 
 
+@pytest.mark.slow
+def test_an_encoder_compiles_to_one_graph_with_the_eager_gradients():
+    torch._dynamo.reset()
+    tokens, _ = batch(NONE)
+    _, ours = pair(bert)
+    results = []
+    for model in (ours, torch.compile(ours, fullgraph=True, backend="aot_eager")):
+        ours.zero_grad()
+        hidden = model(tokens).last_hidden_state
+        hidden.square().sum().backward()
+        results.append({name: x.grad for name, x in ours.named_parameters() if x.grad is not None})
+    eager, compiled = results
+    assert len(eager) > 10
+    for name, gradient in eager.items():
+        close(compiled[name], gradient)
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("make", [llama, mistral])
 def test_generation_with_a_cache_yields_the_tokens_of_eager_attention(make, cache):

@@ -133,6 +133,13 @@ def parts(mask_function: Callable[..., Any]) -> Iterator[tuple[str, dict[str, An
 
     A mask function answers for one pair of positions; what shape it draws is told by where it came from.
     """
+    from transformers import masking_utils
+
+    for name in ("causal_mask_function", "bidirectional_mask_function"):
+        # By identity: torch.compile cannot look into where a function came from.
+        if mask_function is getattr(masking_utils, name, None):
+            yield name, {}
+            return
     maker = mask_function.__qualname__.split(".")[0]
     given = dict(inspect.getclosurevars(mask_function).nonlocals)
     if mask_function.__module__ != "transformers.masking_utils":
