@@ -61,14 +61,32 @@ def test_autocast_gives_the_bits_of_cast_tensors():
         assert same(compiled()(*(x.float() for x in given)), expected)
 
 
+def deterministic(q, k, v):
+    return flash_attn_func(q, k, v, causal=True, return_lse=True, deterministic=True)
+
+
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 def test_a_gradient_that_no_kernel_gives_is_refused(way):
     q, k, v = tensors()
-    function = attention if way == "eager" else compiled()
+    function = deterministic if way == "eager" else compiled(deterministic)
     with pytest.raises(Exception, match="requires a gradient"):
         function(q.requires_grad_(), k, v)
     with torch.no_grad():
         assert same(function(q, k, v), attention(q.detach(), k, v))
+
+
+@pytest.mark.timeout(300)
+def test_a_compiled_graph_gives_the_eager_gradients():
+    def gradients(function):
+        leaves = [x.clone().requires_grad_() for x in tensors()]
+        out, lse = function(*leaves)
+        return (out, lse, *torch.autograd.grad(out.float().square().sum() + lse.sum(), leaves))
+
+    found, expected = gradients(compiled()), gradients(attention)
+    assert same(found[:2], expected[:2])
+    for x, y in zip(found[2:], expected[2:], strict=True):
+        # Sums of dQ come in any order.
+        torch.testing.assert_close(x, y, rtol=2**-6, atol=2**-6)
 
 
 def test_a_compiled_graph_launches_on_the_current_stream():

@@ -163,7 +163,7 @@ def test_autocast_casts_to_the_dtype_of_its_region_call_after_call(contract):
 
 
 def test_the_last_launch_refuses_gradients(kernels):
-    q, k, v = _qkv(2, 64, 4, 64)
+    q, k, v = _qkv(2, 64, 4, 256)
     flash_attn_func(q, k, v)
     with pytest.raises(NotImplementedError, match="backward"):
         flash_attn_func(q.requires_grad_(), k, v)
@@ -202,8 +202,8 @@ def test_bad_calls_are_refused_after_good_ones_of_the_same_shapes(kernels):
         flash_attn_func(q, k, v, window_size=[1, 2, 3])
 
 
-def test_gradients_are_refused_with_the_way_out_and_no_grad_is_not(kernels):
-    q, k, v = _qkv(2, 64, 4, 64)
+def test_gradients_without_a_kernel_are_refused_with_the_way_out_and_no_grad_is_not(kernels):
+    q, k, v = _qkv(2, 64, 4, 256)
     flash_attn_func(q, k, v)
     v.requires_grad_()
     with pytest.raises(NotImplementedError, match=r"torch\.no_grad"):
