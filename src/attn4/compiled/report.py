@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from attn4.artifact.artifact import Artifact
@@ -11,13 +11,17 @@ from attn4.artifact.elf import KernelResources, cubins, kernel_resources
 from attn4.compiled.classes import CLASSES, OTHER
 from attn4.compiled.code import LoopCode, RoleCode, role_codes
 from attn4.compiled.listing import disassemble, parse
-from attn4.compiled.roles import ATTEND, SOFTMAX
+from attn4.compiled.roles import ATTEND, CORRECTION, SOFTMAX
 from attn4.plan.plan import Plan
 
 REGISTERS_OF_AN_SM = 65536
 THREADS_OF_A_WARPGROUP = 128
 ROWS_OF_A_PRODUCT = 64
 """Of wgmma, a warpgroup at a time (PTX ISA, wgmma.mma_async)."""
+
+
+BACKWARD = {SOFTMAX: "compute", ATTEND: "differentiate", CORRECTION: "reduce"}
+"""What the roles that do the same in a backward kernel are called in its plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +100,14 @@ class Report:
 
 
 def read_cubin(cubin: bytes) -> Compiled:
-    """Read the first kernel of a cubin, or of a shared object that embeds one.
+    """Read the longest kernel of a cubin, or of those that a shared object embeds.
 
     Raises ValueError if there is none, DisassemblerMissingError that says what to install.
     """
-    images = [cubin] if not any(True for _ in cubins(cubin)) else list(cubins(cubin))
-    listing = parse(disassemble(images[0]))[0]
-    resources = kernel_resources(b"\0" + images[0])
+    images = list(cubins(cubin)) or [cubin]
+    kernels = ((listing, image) for image in images for listing in parse(disassemble(image)))
+    listing, image = max(kernels, key=lambda kernel: len(kernel[0].code))
+    resources = kernel_resources(b"\0" + image)
     mine = next(kernel for kernel in resources if kernel.name == listing.kernel)
     return Compiled(resources=mine, roles=role_codes(listing))
 
@@ -110,6 +115,9 @@ def read_cubin(cubin: bytes) -> Compiled:
 def read(plan: Plan, artifact: Artifact) -> Report:
     """Read an artefact, which was compiled from ``plan``. Raises as ``read_cubin``."""
     compiled = read_cubin(artifact.library.read_bytes())
+    if plan.direction == "backward":
+        roles = (replace(role, name=BACKWARD.get(role.name, role.name)) for role in compiled.roles)
+        compiled = replace(compiled, roles=tuple(roles))
     return Report(plan=plan, compiled=compiled, seconds=artifact.description.seconds)
 
 

@@ -1,8 +1,8 @@
 """Whose code is whose: roles are told apart by what only they do.
 
-Known are the roles of forward kernels. A role's code is what is reached only through its first block. That
-block is found from the role's marks (the exponentials of softmax, the copies of load): the highest one above
-them that is above no other role's marks.
+Roles go by the names that they have in forward kernels. A role's code is what is reached only through its
+first block. That block is found from the role's marks (the exponentials of softmax, the copies of load): the
+highest one above them that is above no other role's marks.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from attn4.compiled.flow import Flow, Loop
 from attn4.compiled.listing import Instruction
 
-SOFTMAX, CORRECTION, ATTEND = "softmax", "correction", "attend"
+SOFTMAX, CORRECTION, ATTEND, STORE = "softmax", "correction", "attend", "store"
 
 MARKS: tuple[tuple[str, str], ...] = (
     (SOFTMAX, r"MUFU\.EX2"),
     ("mma", r"UTC\w*MMA"),
     ("load", r"UTMALDG|UBLKCP\.S"),
-    ("store", r"UTMASTG|UTMAREDG"),
+    (STORE, r"UTMASTG|UTMAREDG|UBLKRED"),
     ("schedule", r"ATOMG"),
     (CORRECTION, r"LDTM|STTM"),
 )
@@ -70,13 +70,18 @@ def _marked(graph: Flow) -> dict[int, str]:
             role = SOFTMAX if soft else CORRECTION if role == CORRECTION else None
         if role is not None:
             found[n] = role
-    return found
+    # Who reads tensor memory and sends bulk copies itself is one role: the gradient's reduction.
+    reading = {scope(n) for n, role in found.items() if role == CORRECTION} - {None}
+    sends = [n for n, role in found.items() if role == STORE and scope(n) in reading]
+    return found | dict.fromkeys(sends, CORRECTION)
 
 
 def inner_loops(graph: Flow, role: str, blocks: Iterable[int]) -> list[Loop]:
     """The innermost loops of a role that do what marks it, in order of address."""
     around = {loop.header: loop for n in blocks if (loop := graph.innermost(n)) is not None}
-    found = [loop for loop in around.values() if _works(role, graph.code(graph.trip(loop)))]
+    marked = [loop for loop in around.values() if _works(role, graph.code(graph.trip(loop)))]
+    writing = [loop for loop in marked if any(i.name == "STTM" for i in graph.code(graph.trip(loop)))]
+    found = writing or marked if role == CORRECTION else marked
     inner = [loop for loop in found if not any(other.blocks < loop.blocks for other in found)]
     return sorted(inner, key=lambda loop: graph.blocks[loop.header].first)
 
@@ -87,8 +92,6 @@ def _works(role: str, code: Iterable[Instruction]) -> bool:
     found = [i.opcode for i in code if pattern.match(i.opcode)]
     if role in (SOFTMAX, ATTEND):
         return len(found) >= _LEAST_EXPONENTIALS
-    if role == CORRECTION:
-        return any(name.startswith("STTM") for name in found)
     return bool(found)
 
 
