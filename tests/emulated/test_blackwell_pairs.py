@@ -109,6 +109,7 @@ def test_pairs_on_an_emulated_b300():
     same_bits(UNEVEN, Random(5), arch="sm_103a")
 
 
+@pytest.mark.slow
 def test_the_public_function_takes_pairs_by_itself():
     """By hand, for 300 x 385 of dims 192 and 128: 2 CTAs of 2 query tiles and 4 steps; K and V once."""
     gpu = attended(UNEQUAL)
