@@ -180,8 +180,8 @@ SLOTS = {
     "full (192, 128)": ((192, FULL, "sm_100a", 128), 434, 621, 0),
     "causal (192, 128)": ((192, CAUSAL, "sm_100a", 128), 433, 620, 0),
     # Two slots of scores: their addresses are computed in each step.
-    "full 256": ((256, FULL), 449, 638, 0),
-    "causal 256": ((256, CAUSAL), 448, 638, 0),
+    "full 256": ((256, FULL), 451, 638, 0),
+    "causal 256": ((256, CAUSAL), 449, 638, 0),
 }
 """Case -> at most: issue slots of a step of softmax without and with a mask, accesses of the stack."""
 
