@@ -10,6 +10,7 @@ import pytest
 
 from attn4.machine import Machine, machine
 from attn4.mask import Mask
+from attn4.plan import sm100
 from attn4.plan.channels import faults, validate
 from attn4.plan.choose import choose
 from attn4.plan.explain import explain
@@ -63,6 +64,23 @@ def one_fault(plan: Plan, where: Machine, text: str) -> None:
 )
 def test_chosen_plans_have_no_fault(plan: Plan, where: Machine) -> None:
     assert faults(plan, where) == ()
+
+
+@pytest.mark.parametrize(
+    ("queries", "options", "text"),
+    [
+        (
+            4096,
+            {"score_stages": 2},
+            "scores0 256 + scores1 256 + output0 128 + output1 128 end at 768 columns",
+        ),
+        (100, {"softmax_turns": True}, "turn: a named barrier of 256 threads, but warpgroups of softmax0"),
+    ],
+)
+def test_options_of_a_forward_plan_that_do_not_fit_are_refused(
+    queries: int, options: dict[str, Any], text: str
+) -> None:
+    one_fault(sm100.forward(replace(PLAIN, seqlen_q=queries), B200, **options), B200, text)
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,11 @@ class OnlineSoftmax(Fixed):
 
     @cute.jit
     def apply_rescale(self, output):
-        """Multiply the output's rows by ``rescale``; a warp none of whose rows moved skips it."""
-        if cutlass.const_expr(self.plan.rescale_threshold > 0):
+        """Multiply the output's rows by ``rescale``; a warp none of whose rows moved skips it.
+
+        No warp does if the plan has no branch here, or moves every maximum.
+        """
+        if cutlass.const_expr(self.plan.rescale_threshold > 0 and not self.plan.branchless_rescale):
             moved = (self.rescale[0] != 1.0) or (self.rescale[1] != 1.0)
             if cute.arch.vote_any_sync(moved):
                 scale_rows(output, self.rescale)
