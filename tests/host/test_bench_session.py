@@ -191,11 +191,6 @@ def test_packages_that_are_not_installed_say_so(name: str) -> None:
     assert "flash_attn" in row.detail
 
 
-def test_a_backward_case_is_not_implemented_and_nothing_runs() -> None:
-    with pytest.raises(NotImplementedError, match="only the forward pass"):
-        run(replace(QUICK[0], direction="backward"), peer("good", right))
-
-
 def test_a_cpu_is_not_asked_for_a_full_size_case() -> None:
     with pytest.raises(ValueError, match="choose the case set quick"):
         run(cases("forward")[0], peer("good", right))
@@ -326,7 +321,6 @@ def test_without_a_gpu_the_command_says_what_it_needs(capsys: pytest.CaptureFixt
         (["quick", "--backends", "fa9"], "no backend 'fa9'"),
         (["quick", "--only", "d512"], "no case is called like 'd512'"),
         (["quick", "--only", "("], "not a regular expression"),
-        (["quick", "--direction", "backward"], "only the forward pass"),
         (["quick", "--backends", "eager", "--seconds-per-cell", "0"], "greater than 0"),
         (["--plot", "/nowhere/rows.jsonl"], "needs a file of rows"),
         (["forward", "--backends", "eager"], "choose the case set quick"),
@@ -366,6 +360,11 @@ def test_plan_of_a_row_names_its_tile_and_roles() -> None:
 
 
 @pytest.mark.parametrize("case_set", CASE_SETS)
-def test_every_case_has_a_plan_on_an_h200(case_set: str) -> None:
+def test_every_case_has_a_plan_on_an_h200_but_gradients_of_wide_heads(case_set: str) -> None:
     h200 = machine("H200")
-    assert [unsupported(case.problem(), h200) for case in cases(case_set)] == [()] * len(cases(case_set))
+    for case in cases(case_set):
+        reasons = unsupported(case.problem(), h200)
+        if case.direction == "backward" and case.head_dim > 128:
+            assert "the backward pass on H200 (sm_90a) is planned up to 128" in reasons[0]
+        else:
+            assert reasons == (), case.name

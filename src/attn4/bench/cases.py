@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attn4.mask import Mask
 from attn4.problem import Direction, DType, Problem
@@ -72,11 +72,17 @@ class Case:
         return f"window({left},{right})"
 
     @property
+    def set_name(self) -> str:
+        """The case set, and ``backward`` where the set itself does not say so."""
+        said = self.direction in {"forward", self.case_set}
+        return self.case_set if said else f"{self.case_set}-{self.direction}"
+
+    @property
     def name(self) -> str:
-        """Unique within the case sets, such as ``forward-d128-causal-4k``."""
+        """Unique within the case sets and directions, such as ``forward-d128-causal-4k``."""
         heads = "" if self.heads == self.kv_heads else f"-{self.heads}:{self.kv_heads}"
         packed = "-packed" if self.packed else ""
-        return f"{self.case_set}-d{self.head_dim}{heads}-{self.mask_name}-{short_length(self.seqlen)}{packed}"
+        return f"{self.set_name}-d{self.head_dim}{heads}-{self.mask_name}-{short_length(self.seqlen)}{packed}"
 
     def problem(self) -> Problem:
         """The same case as the planner sees it; the log-sum-exp is not asked for."""
@@ -132,9 +138,10 @@ def flops(case: Case) -> float:
 
 
 def tensor_bytes(case: Case) -> int:
-    """Bytes of Q, K, V and the output."""
+    """Bytes of Q, K, V and the output, and backward of their gradients too."""
     width = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[case.dtype]
-    return 2 * case.tokens * case.head_dim * (case.heads + case.kv_heads) * width
+    forward = 2 * case.tokens * case.head_dim * (case.heads + case.kv_heads) * width
+    return 2 * forward if case.direction == "backward" else forward
 
 
 def skewed_lengths(total: int, longest: int) -> tuple[int, ...]:
@@ -176,6 +183,16 @@ def _forward() -> tuple[Case, ...]:
         for mask in (Mask(), CAUSAL)
         for seqlen in (1024, 4096, 16384)
     )
+
+
+def _backward() -> tuple[Case, ...]:
+    return tuple(directed(case, "backward") for case in _forward())
+
+
+def directed(case: Case, direction: Direction) -> Case:
+    """The same cell in that direction; a set called after a direction is called after the new one."""
+    named = case.case_set in {"forward", "backward"}
+    return replace(case, direction=direction, case_set=direction if named else case.case_set)
 
 
 def _gqa() -> tuple[Case, ...]:
@@ -275,6 +292,7 @@ def _host() -> tuple[Case, ...]:
 
 _SETS = {
     "forward": _forward,
+    "backward": _backward,
     "gqa": _gqa,
     "varlen": _varlen,
     "window": _window,

@@ -52,7 +52,7 @@ class Oracle:
         return max(checks, key=lambda accuracy: accuracy.error / accuracy.allowed)
 
     def _compare(self, out: Tensor, part: _Slice) -> Accuracy:
-        got = _sequence(self._case, out, part.sequence)[part.rows, part.head].double()
+        got = sequence_of(self._case, out, part.sequence)[part.rows, part.head].double()
         return Accuracy(error=float((got - part.expected).abs().max()), allowed=part.allowed)
 
 
@@ -64,7 +64,7 @@ def _places(case: Case) -> Iterator[tuple[int, int]]:
             yield sequence, head
 
 
-def _sequence(case: Case, tensor: Tensor, sequence: int) -> Tensor:
+def sequence_of(case: Case, tensor: Tensor, sequence: int) -> Tensor:
     """One sequence of a tensor: (seqlen, heads, head_dim)."""
     if not case.packed:
         return tensor[sequence]
@@ -77,18 +77,18 @@ def _slice(case: Case, inputs: Inputs, sequence: int, head: int) -> _Slice:
     seqlen = case.seqlens[sequence]
     rows = torch.linspace(0, seqlen - 1, min(ROWS, seqlen), dtype=torch.float64).round().long()
     rows = rows.to(inputs.q.device)
-    q = _sequence(case, inputs.q, sequence)[rows, head]
-    k = _sequence(case, inputs.k, sequence)[:, kv_head]
-    v = _sequence(case, inputs.v, sequence)[:, kv_head]
-    visible = _visible(rows, seqlen, case.mask)
-    expected = _attention(q.double(), k.double(), v.double(), visible)
-    same_dtype = _attention(q, k, v, visible).double()
+    q = sequence_of(case, inputs.q, sequence)[rows, head]
+    k = sequence_of(case, inputs.k, sequence)[:, kv_head]
+    v = sequence_of(case, inputs.v, sequence)[:, kv_head]
+    visible = visible_keys(rows, seqlen, case.mask)
+    expected = attention(q.double(), k.double(), v.double(), visible)
+    same_dtype = attention(q, k, v, visible).double()
     rounding = torch.finfo(q.dtype).eps / 2 * float(expected.abs().max())
     allowed = 2 * float((same_dtype - expected).abs().max()) + rounding
     return _Slice(sequence, head, rows, expected, allowed)
 
 
-def _visible(rows: Tensor, seqlen: int, mask: Mask) -> Tensor:
+def visible_keys(rows: Tensor, seqlen: int, mask: Mask) -> Tensor:
     """Boolean (rows, keys): which keys each row sees, for queries and keys of one length."""
     distance = torch.arange(seqlen, device=rows.device)[None, :] - rows[:, None]
     visible = torch.ones_like(distance, dtype=torch.bool)
@@ -99,7 +99,7 @@ def _visible(rows: Tensor, seqlen: int, mask: Mask) -> Tensor:
     return visible
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     """Softmax attention of (rows, head_dim) and (keys, head_dim) in their dtype; no visible key gives 0."""
     scores = (q @ k.T) * q.shape[-1] ** -0.5
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)

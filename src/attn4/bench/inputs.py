@@ -18,13 +18,15 @@ MOST_SETS = 64
 class Inputs:
     """Q, K and V of one call: (batch, seqlen, heads, head_dim), or (total, heads, head_dim) when packed.
 
-    ``cu_seqlens`` is int32 (batch + 1) on the same device, or None.
+    ``cu_seqlens`` is int32 (batch + 1) on the same device, or None. ``grad_out`` is the gradient of the
+    output, shaped like Q, or None in a forward pass.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     cu_seqlens: Tensor | None
+    grad_out: Tensor | None = None
 
 
 def make_inputs(case: Case, device: torch.device, seed: int) -> Inputs:
@@ -41,7 +43,8 @@ def make_inputs(case: Case, device: torch.device, seed: int) -> Inputs:
     if case.packed:
         lengths = torch.tensor((0, *case.seqlens), dtype=torch.int32)
         cu_seqlens = lengths.cumsum(0, dtype=torch.int32).to(device)
-    return Inputs(normal(case.heads), normal(case.kv_heads), normal(case.kv_heads), cu_seqlens)
+    q, k, v = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
+    return Inputs(q, k, v, cu_seqlens, normal(case.heads) if case.direction == "backward" else None)
 
 
 def input_sets(case: Case, l2_bytes: int) -> int:

@@ -113,8 +113,12 @@ def _scheduled(schedule: str, *, presorted: bool = True) -> Callable[[Case, Inpu
     return prepare
 
 
+def _scheduled_refuses(case: Case) -> str | None:
+    return None if case.direction == "forward" else "only the forward kernels are run under other schedules"
+
+
 def _sorted_refuses(case: Case) -> str | None:
-    return None if case.packed else "sequences of one length have no order"
+    return _scheduled_refuses(case) or (None if case.packed else "sequences of one length have no order")
 
 
 def _own_version() -> str:
@@ -172,6 +176,8 @@ def _cudnn_refuses(case: Case) -> str | None:
         return "torch offers no window through cuDNN"
     if case.packed and case.heads != case.kv_heads:
         return "torch offers no grouped heads through cuDNN for packed sequences"
+    if case.packed and case.direction == "backward":
+        return "packed sequences are given to torch's operator for cuDNN's forward pass, without gradients"
     return None
 
 
@@ -193,6 +199,12 @@ def _fa2_version() -> str:
     if not torch.backends.cuda.is_flash_attention_available():
         raise ImportError("this torch is built without FlashAttention-2")
     return f"in torch {torch.__version__}"
+
+
+def _fa2_refuses(case: Case) -> str | None:
+    if case.direction == "backward" and (case.packed or case.mask.kind == "window"):
+        return "packed sequences and windows are given to torch's forward operator, without gradients"
+    return None
 
 
 def _fa2(case: Case, inputs: Inputs) -> Call:
@@ -224,6 +236,9 @@ def _flex(case: Case, inputs: Inputs) -> Call:
     flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
     # Beyond 8 shapes torch.compile falls back to eager code without a word: each case starts afresh.
     torch.compiler.reset()
+    # Compiled backward passes otherwise reuse the memory of what the forward pass saved, and run only once.
+    functorch: Any = importlib.import_module("torch._functorch.config")
+    functorch.donated_buffer = False
     compiled: Any = torch.compile(flex.flex_attention, dynamic=False)
     rule, block_mask = _flex_rule(case, inputs), None
     if rule is not None:
@@ -277,7 +292,7 @@ ANY_DEVICE = ("cpu", "cuda")
 PEERS = (
     Peer(OWN, _own_version, _own(None)),
     Peer("cudnn", _cudnn_version, _cudnn, _cudnn_refuses, _only(SDPBackend.CUDNN_ATTENTION)),
-    Peer("fa2", _fa2_version, _fa2, scope=_only(SDPBackend.FLASH_ATTENTION)),
+    Peer("fa2", _fa2_version, _fa2, _fa2_refuses, _only(SDPBackend.FLASH_ATTENTION)),
     Peer("fa3", _fa3_version, _fa3),
     Peer("fa4", _fa4_version, _fa4),
     Peer("flex", _flex_version, _flex),
@@ -290,9 +305,9 @@ PEERS = (
         _only(SDPBackend.MATH),
         devices=ANY_DEVICE,
     ),
-    Peer("attn4-dealt", _own_version, _scheduled("dealt"), usual=False),
-    Peer("attn4-linear", _own_version, _scheduled("linear"), usual=False),
-    Peer("attn4-takeover", _own_version, _scheduled("taken over"), usual=False),
+    Peer("attn4-dealt", _own_version, _scheduled("dealt"), _scheduled_refuses, usual=False),
+    Peer("attn4-linear", _own_version, _scheduled("linear"), _scheduled_refuses, usual=False),
+    Peer("attn4-takeover", _own_version, _scheduled("taken over"), _scheduled_refuses, usual=False),
     Peer("attn4-sorted", _own_version, _scheduled("sorted"), _sorted_refuses, usual=False),
     Peer(
         "attn4-sorting",

@@ -34,8 +34,8 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for group in by_device(timed).values():
-        for case_set in dict.fromkeys(row.case.case_set for row in group):
-            some = [row for row in group if row.case.case_set == case_set]
+        for set_name in dict.fromkeys(row.case.set_name for row in group):
+            some = [row for row in group if row.case.set_name == set_name]
             files.append(folder / f"{_slug(some[0])}.png")
             figure(some).savefig(files[-1], dpi=150)
     return files
@@ -126,6 +126,5 @@ def _caption(rows: Sequence[Row]) -> str:
 
 
 def _slug(row: Row) -> str:
-    direction = "" if row.case.direction == "forward" else row.case.direction
-    text = f"{row.case.case_set}-{direction}-{row.setting.device}-{row.setting.origin}"
+    text = f"{row.case.set_name}-{row.setting.device}-{row.setting.origin}"
     return "-".join("".join(letter if letter.isalnum() else " " for letter in text).lower().split())

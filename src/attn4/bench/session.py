@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 
 from attn4.bench.attainable import attainable_tflops
 from attn4.bench.cases import Case, flops
 from attn4.bench.check import Oracle
+from attn4.bench.gradients import GradientOracle, kept_graphs
 from attn4.bench.inputs import Inputs, input_sets, make_inputs
 from attn4.bench.peers import Call, Peer
 from attn4.bench.planned import device_machine, plan_summary
@@ -32,6 +34,13 @@ CPU_CACHE_BYTES = 0
 
 CPU_FLOPS = 1e9
 """The largest case that a CPU is asked to do."""
+
+
+class Judge(Protocol):
+    """Says how far a result is from what it should be."""
+
+    def check(self, result: Any, /) -> Accuracy:
+        """The worst part of a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ class Session:
         return cls(device, setting, budget, tuple(present), tuple(missing))
 
     def run(self, cases: Sequence[Case]) -> Iterator[list[Row]]:
-        """The rows of each case in turn. ``NotImplementedError`` for a backward case, before any runs."""
+        """The rows of each case in turn. ``ValueError`` for a case that is too large, before any runs."""
         for case in cases:
             _check_case(case, self.device)
         for case in cases:
@@ -88,10 +97,6 @@ class Session:
 
 
 def _check_case(case: Case, device: torch.device) -> None:
-    if case.direction != "forward":
-        raise NotImplementedError(
-            f"{case.name}: only the forward pass can be timed so far, not {case.direction}"
-        )
     if device.type == "cpu" and flops(case) > CPU_FLOPS:
         raise ValueError(
             f"{case.name} is {flops(case):.1e} operations, and a CPU is asked for at most {CPU_FLOPS:.0e}: "
@@ -107,14 +112,17 @@ def reason(error: BaseException) -> str:
 
 @dataclass
 class _Cell:
-    """A case while it is run: its inputs, its oracle, the backends that are in, and the rows of all."""
+    """A case while it is run: its inputs, its oracle, the backends that are in, and the rows of all.
+
+    ``calls`` holds for each backend what is timed, by the number of the input set.
+    """
 
     session: Session
     case: Case
     inputs: list[Inputs] = field(init=False)
-    oracle: Oracle = field(init=False)
+    oracle: Judge = field(init=False)
     rows: dict[str, Row] = field(default_factory=dict)
-    calls: dict[str, tuple[Peer, Call]] = field(default_factory=dict)
+    calls: dict[str, tuple[Peer, Callable[[int], Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         device = self.session.device
@@ -122,7 +130,8 @@ class _Cell:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else CPU_CACHE_BYTES
         number = input_sets(self.case, l2_bytes)
         self.inputs = [make_inputs(self.case, device, seed) for seed in range(number)]
-        self.oracle = Oracle(self.case, self.inputs[0])
+        oracle = GradientOracle if self.case.direction == "backward" else Oracle
+        self.oracle = oracle(self.case, self.inputs[0])
 
     def enter(self, peer: Peer, version: str) -> None:
         """Run a backend once and compare: what fails, is refused or is wrong gets a row without a time."""
@@ -138,7 +147,7 @@ class _Cell:
             self.rows[peer.name] = replace(row, status="unsupported", detail=refusal)
             return
         try:
-            call = peer.prepare(self.case, self.inputs[0])
+            call = self._timed(peer, peer.prepare(self.case, self.inputs[0]))
             accuracy = self._check(peer, call)
             plan = plan_summary(self.case, self.session.device) if peer.name == OWN else None
         except Exception as error:  # noqa: BLE001 - one backend's failure must not end the others' run
@@ -152,9 +161,16 @@ class _Cell:
         detail = f"error {accuracy.error:.3g} where {accuracy.allowed:.3g} is allowed"
         self.rows[peer.name] = replace(row, status="wrong", accuracy=accuracy, detail=detail, plan=plan)
 
-    def _check(self, peer: Peer, call: Call) -> Accuracy:
+    def _timed(self, peer: Peer, call: Call) -> Callable[[int], Any]:
+        inputs = self.inputs
+        if self.case.direction == "forward":
+            return lambda index: call(inputs[index])
         with peer.scope():
-            return self.oracle.check(call(self.inputs[0]))
+            return kept_graphs(call, inputs)
+
+    def _check(self, peer: Peer, call: Callable[[int], Any]) -> Accuracy:
+        with peer.scope():
+            return self.oracle.check(call(0))
 
     def time(self) -> list[Row]:
         """The rows of the cell, those of the backends that are in with their times."""
@@ -180,10 +196,6 @@ class _Cell:
 
     def _timings(self) -> dict[str, Timing]:
         stopwatch: Stopwatch = CudaStopwatch() if self.session.device.type == "cuda" else HostStopwatch()
-        entrants = [self._entrant(peer, call) for peer, call in self.calls.values()]
+        entrants = [Entrant(peer.name, call, peer.scope) for peer, call in self.calls.values()]
         take = host_cost if self.case.host else interleave
         return take(entrants, stopwatch, self.session.budget, len(self.inputs))
-
-    def _entrant(self, peer: Peer, call: Call) -> Entrant:
-        inputs = self.inputs
-        return Entrant(peer.name, lambda index: call(inputs[index]), peer.scope)

@@ -41,7 +41,7 @@ def compare(cell: dict[str, Row], against: str | None = None) -> Comparison | No
         return None
     best = min(peers, key=times.__getitem__)
     case = cell[OWN].case
-    return Comparison(case.name, case.case_set, best, times[best] / times[OWN])
+    return Comparison(case.name, case.set_name, best, times[best] / times[OWN])
 
 
 def geometric_mean(values: Sequence[float]) -> float:

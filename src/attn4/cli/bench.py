@@ -6,6 +6,7 @@ import is reported and not timed. Rows go to OUT/rows.jsonl as they come and to 
   attn4 bench                                   the 18 forward cells against every backend that imports
   attn4 bench forward gqa --backends attn4,cudnn,fa3 --bundle bundle
   attn4 bench schedule --backends attn4,attn4-dealt,attn4-linear,attn4-sorted,attn4-sorting
+  attn4 bench backward --backends attn4,cudnn   the gradients of those cells (--direction: of other sets)
   attn4 bench host                              microseconds of the host for a call
   attn4 bench quick --backends reference,eager  a trial run that needs no GPU
   attn4 bench --plot OUT/rows.jsonl --out plots
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn4.bench import plots, rows, table
-from attn4.bench.cases import CASE_SETS, Case, cases
+from attn4.bench.cases import CASE_SETS, Case, cases, directed
 from attn4.bench.progress import follow
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="REGEX", help="only cases whose name matches, as in 'd128-causal'")
     parser.add_argument("--backends", metavar="A,B", help="default: every backend for GPUs that imports")
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="take attn4's kernels from here first")
-    parser.add_argument("--direction", choices=("forward", "backward"), default="forward")
+    parser.add_argument(
+        "--direction", choices=("forward", "backward"), help="time the cases of all sets in this direction"
+    )
     parser.add_argument(
         "--seconds-per-cell",
         type=float,
@@ -93,9 +96,9 @@ def _plot(file: Path, out: Path) -> int:
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
-    if args.direction != "forward":
-        raise NotImplementedError("only the forward pass can be timed so far, not backward")
     chosen = [case for name in dict.fromkeys(args.cases or ("forward",)) for case in cases(name)]
+    if args.direction is not None:
+        chosen = list(dict.fromkeys(directed(case, args.direction) for case in chosen))
     if args.only is not None:
         try:
             pattern = re.compile(args.only)
@@ -145,6 +148,7 @@ def _command(args: argparse.Namespace) -> str:
     """The command without what leaves figures alone: where rows go, and in which folder the bundle is."""
     words = ["attn4", "bench", *args.cases]
     words += ["--only", args.only] if args.only else []
+    words += ["--direction", args.direction] if args.direction else []
     words += ["--backends", args.backends] if args.backends else []
     words += ["--bundle", args.bundle.name] if args.bundle else []
     words += ["--seconds-per-cell", f"{args.seconds_per_cell:g}", "--turn-us", f"{args.turn_us:g}"]
