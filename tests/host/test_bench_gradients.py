@@ -26,6 +26,7 @@ from attn4.reference import Lengths, dense
 CPU = torch.device("cpu")
 QUICK = tuple(directed(case, "backward") for case in cases("quick"))
 FULL, CAUSAL_192, GROUPED, PACKED, WINDOW = QUICK
+ALL = [backend.name for backend in PEERS]
 
 
 def run(case: Case, *backends: Peer) -> dict[str, Row]:
@@ -179,22 +180,28 @@ def test_gradients_count_among_the_bytes_of_an_input_set() -> None:
     assert input_sets(backward, tensor_bytes(forward)) == 2 < input_sets(forward, tensor_bytes(forward))
 
 
-def peer_named(name: str) -> Peer:
-    (backend,) = (backend for backend in PEERS if backend.name == name)
-    return backend
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("attn4-")])
+def test_peers_without_gradients_refuse_backward_cases_alone(name: str) -> None:
+    (backend,) = select((name,))
+    assert backend.refuses(PACKED) == "other schedules are launched without autograd, forward only"
+    assert backend.refuses(directed(PACKED, "forward")) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [("cudnn", PACKED), ("fa2", PACKED), ("fa2", WINDOW), ("attn4-dealt", FULL), ("attn4-sorting", PACKED)],
-)
-def test_peers_without_gradients_refuse_backward_cases_alone(name: str, case: Case) -> None:
-    refusal = peer_named(name).refuses(case)
-    assert refusal is not None
-    assert "forward" in refusal
-    assert peer_named(name).refuses(directed(case, "forward")) is None
-    if name in {"cudnn", "fa2"}:
-        assert peer_named(name).refuses(FULL) is None
+def test_packed_cudnn_keeps_the_log_sum_exp_for_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = torch.ops.aten._cudnn_attention_forward.default._schema.arguments
+    names = [argument.name for argument in signature]
+    asked = []
+
+    def recorded(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        asked.append(arguments[names.index("compute_log_sumexp")])
+        return arguments[:1]
+
+    monkeypatch.setattr(torch.ops.aten, "_cudnn_attention_forward", recorded)
+    for case in (PACKED, directed(PACKED, "forward")):
+        (backend,) = select(("cudnn",))
+        inputs = make_inputs(case, CPU, 0)
+        backend.prepare(case, inputs)(inputs)
+    assert asked == [True, False]
 
 
 def test_a_call_that_records_no_graph_is_unsupported() -> None:

@@ -114,7 +114,9 @@ def _scheduled(schedule: str, *, presorted: bool = True) -> Callable[[Case, Inpu
 
 
 def _scheduled_refuses(case: Case) -> str | None:
-    return None if case.direction == "forward" else "only the forward kernels are run under other schedules"
+    return (
+        None if case.direction == "forward" else "other schedules are launched without autograd, forward only"
+    )
 
 
 def _sorted_refuses(case: Case) -> str | None:
@@ -176,8 +178,6 @@ def _cudnn_refuses(case: Case) -> str | None:
         return "torch offers no window through cuDNN"
     if case.packed and case.heads != case.kv_heads:
         return "torch offers no grouped heads through cuDNN for packed sequences"
-    if case.packed and case.direction == "backward":
-        return "packed sequences are given to torch's operator for cuDNN's forward pass, without gradients"
     return None
 
 
@@ -186,11 +186,11 @@ def _cudnn(case: Case, inputs: Inputs) -> Call:
     if not case.packed:
         return _sdpa(case)
     forward = torch.ops.aten._cudnn_attention_forward
-    causal, longest = case.mask.kind == "causal", case.seqlen
+    causal, longest, lse = case.mask.kind == "causal", case.seqlen, case.direction == "backward"
 
     def call(x: Inputs) -> Tensor:
         cu = x.cu_seqlens
-        return _first(forward(x.q, x.k, x.v, None, cu, cu, longest, longest, False, 0.0, causal, False))
+        return _first(forward(x.q, x.k, x.v, None, cu, cu, longest, longest, lse, 0.0, causal, False))
 
     return call
 
@@ -199,12 +199,6 @@ def _fa2_version() -> str:
     if not torch.backends.cuda.is_flash_attention_available():
         raise ImportError("this torch is built without FlashAttention-2")
     return f"in torch {torch.__version__}"
-
-
-def _fa2_refuses(case: Case) -> str | None:
-    if case.direction == "backward" and (case.packed or case.mask.kind == "window"):
-        return "packed sequences and windows are given to torch's forward operator, without gradients"
-    return None
 
 
 def _fa2(case: Case, inputs: Inputs) -> Call:
@@ -292,7 +286,7 @@ ANY_DEVICE = ("cpu", "cuda")
 PEERS = (
     Peer(OWN, _own_version, _own(None)),
     Peer("cudnn", _cudnn_version, _cudnn, _cudnn_refuses, _only(SDPBackend.CUDNN_ATTENTION)),
-    Peer("fa2", _fa2_version, _fa2, _fa2_refuses, _only(SDPBackend.FLASH_ATTENTION)),
+    Peer("fa2", _fa2_version, _fa2, scope=_only(SDPBackend.FLASH_ATTENTION)),
     Peer("fa3", _fa3_version, _fa3),
     Peer("fa4", _fa4_version, _fa4),
     Peer("flex", _flex_version, _flex),
