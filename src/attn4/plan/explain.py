@@ -309,7 +309,8 @@ def _schedule(e: Explanation) -> Iterable[str]:
     section = f", in sections of {schedule.section_bytes >> 20} MiB for L2" if schedule.section_bytes else ""
     most = "at most " if _lengths(e.problem) else ""
     place = "SMs" if e.plan.cta_group == 1 else "pairs of SMs"
-    yield f"  {grid}, {order} order, {dealt}{section}"
+    rotated = ", each from a query block of its own" if schedule.rotated else ""
+    yield f"  {grid}, {order} order, {dealt}{section}{rotated}"
     yield f"  {most}{tiles.tiles} tiles on {tiles.slots} {place}: {tiles.waves:.2f} waves"
     share = tiles.steps / tiles.full_steps if tiles.full_steps else 1
     yield f"  {most}{tiles.steps} steps ({share:.0%} of an unmasked call), the longest tile {tiles.longest}"

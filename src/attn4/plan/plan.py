@@ -76,7 +76,8 @@ class Schedule:
     K and V of the heads worked on together, so that they stay in L2; 0 is no sections. ``sorted_batches``:
     sequences are taken in the order of a map that a pre-pass kernel has made, those with the longest tiles
     first. ``launch_control``: the grid has a CTA a tile, and tiles are those of CTAs that have not started,
-    taken over, instead of a counter's.
+    taken over, instead of a counter's. ``rotated``: of a backward pass, each tile of keys begins at another
+    query block, so that tiles that run side by side add to different sums.
     """
 
     order: TileOrder = "linear"
@@ -85,6 +86,7 @@ class Schedule:
     section_bytes: int = 0
     sorted_batches: bool = False
     launch_control: bool = False
+    rotated: bool = False
 
     @property
     def counted(self) -> bool:

@@ -75,9 +75,11 @@ def backward(problem: Problem, machine: Machine) -> Plan:
 
 
 def schedule(problem: Problem) -> Schedule:
-    """One CTA a key tile; unequal ones longest first, by L2-sized sections of heads."""
+    """One CTA a key tile: equal ones rotated, as they begin together; others longest first, by L2-sized
+    sections of heads.
+    """
     if problem.mask.kind == "full":
-        return Schedule("linear", persistent=False)
+        return Schedule("linear", persistent=False, rotated=True)
     return Schedule("longest_first", persistent=False, section_bytes=SECTION_BYTES)
 
 

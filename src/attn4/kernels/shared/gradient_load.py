@@ -8,6 +8,7 @@ from cutlass import Int32
 
 from attn4.kernels.dsl import bulk
 from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.shared.key_tiles import first_query_block, following_query_block
 
 
 class RowStats(Fixed):
@@ -31,7 +32,7 @@ class RowStats(Fixed):
 
 
 @cute.jit
-def load(tile, group: Int32, tiles, stats, ends):
+def load(plan: cutlass.Constexpr, tile, group: Int32, tiles, stats, ends):
     """K and V once, then Q, dO and their statistics of each query block, of one head after the other."""
     if tile.first < tile.last:
         for name in cutlass.range_constexpr(2):
@@ -44,14 +45,16 @@ def load(tile, group: Int32, tiles, stats, ends):
                 Int32(0),
                 end.barrier,
             )
+        block = first_query_block(plan, tile)
         for member in cutlass.range(group, unroll=1):
             head = tile.kv_head * group + member
             queries = tiles["query"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
             douts = tiles["dout"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
-            for block in cutlass.range(tile.first, tile.last, unroll=1):
+            for _ in cutlass.range(tile.last - tile.first, unroll=1):
                 ends.query.send(tiles["query"], queries, block)
                 # These slots need no barrier to come back: they are as many as those of Q, and come after it.
                 ends.row_stats.expect()
                 stats.copy(head, block, ends.row_stats.index, ends.row_stats.barrier)
                 ends.row_stats.advance()
                 ends.dout.send(tiles["dout"], douts, block)
+                block = following_query_block(tile, block)

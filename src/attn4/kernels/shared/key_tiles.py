@@ -40,6 +40,20 @@ class KeyTile:
     last: Int32
 
 
+def first_query_block(plan, tile):
+    """Where the steps of a tile, or of each query head of its group, begin."""
+    if not plan.schedule.rotated:
+        return tile.first
+    count = cutlass.max(tile.last - tile.first, 1)
+    return tile.first + tile.key_block - tile.key_block // count * count
+
+
+def following_query_block(tile, block):
+    """The query block of the step after ``block``; after the last one the first."""
+    following = block + 1
+    return following - Int32(following == tile.last) * (tile.last - tile.first)
+
+
 @dataclass(frozen=True)
 class KeyBounds:
     """Which queries see a key: query i sees key j if i - left <= j - shift <= i + right, where shift is the

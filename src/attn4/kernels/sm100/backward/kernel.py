@@ -132,7 +132,7 @@ class Backward(BackwardKernel):
             if warp == plan.role("load").first_warp:
                 tiles = self.row_tiles(arena, copies)
                 ends = self.ends(rings, "load")
-                load(tile, group, tiles, self.row_stats(arena, workspace, first), ends)
+                load(plan, tile, group, tiles, self.row_stats(arena, workspace, first), ends)
                 store(tile, tiles, ends)
         cute.arch.sync_threads()
         if warp == multiplying:

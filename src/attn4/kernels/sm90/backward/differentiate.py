@@ -16,6 +16,7 @@ from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.atomics import add_four
 from attn4.kernels.dsl.carried import Carried, Fixed
 from attn4.kernels.dsl.smem import transposed
+from attn4.kernels.shared.key_tiles import first_query_block, following_query_block
 from attn4.kernels.shared.softmax import to_operand
 
 GROUP_THREADS = 128
@@ -31,16 +32,16 @@ class Walk(Carried):
 
     carried = ("member", "block")
 
-    def __init__(self, tile, member, block):
+    def __init__(self, tile, begin, member, block):
         self.tile = tile
+        self.begin = begin
         self.member = member
         self.block = block
 
     def following(self):
         """The next step."""
-        block = self.block + 1
-        wrap = Int32(block == self.tile.last)
-        return Walk(self.tile, self.member + wrap, block - wrap * (self.tile.last - self.tile.first))
+        block = following_query_block(self.tile, self.block)
+        return Walk(self.tile, self.begin, self.member + Int32(block == self.begin), block)
 
 
 class Operands(Fixed):
@@ -215,7 +216,8 @@ def run(worker, ends):
     worker.dk.fill(0.0)
     if tile.first < tile.last:
         worker.turn.open()
-        walk = before = Walk(tile, Int32(0), tile.first)
+        begin = first_query_block(worker.plan, tile)
+        walk = before = Walk(tile, begin, Int32(0), begin)
         worker.ops.dscores.fill(0)
         ends = share(worker, ends)
         ends.key.wait()

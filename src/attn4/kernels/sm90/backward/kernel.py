@@ -116,7 +116,7 @@ class Backward(BackwardKernel):
                 if warp == 0:
                     stats = self.row_stats(arena, workspace, first)
                     ends = self.ends(rings, "load")
-                    load(tile, lengths.group, self.operand_tiles(arena, copies), stats, ends)
+                    load(plan, tile, lengths.group, self.operand_tiles(arena, copies), stats, ends)
             else:
                 cute.arch.setmaxregister_increase(role.registers)
                 place = (tile, bounds, lengths.group)
