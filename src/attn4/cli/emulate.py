@@ -186,13 +186,13 @@ def _attend(gpu: Gpu, inputs: Inputs, args: argparse.Namespace) -> dict[str, Ten
     }
     lengths: Any = {"cu_seqlens_q": inputs.cu_seqlens_q, "cu_seqlens_k": inputs.cu_seqlens_k}
     try:
-        qkv = [x.detach().requires_grad_(args.backward) for x in (inputs.q, inputs.k, inputs.v)]
+        q, k, v = (x.detach().requires_grad_(args.backward) for x in (inputs.q, inputs.k, inputs.v))
         if args.varlen:
-            out, lse = flash_attn_varlen_func(*qkv, **lengths, **options)
+            out, lse = flash_attn_varlen_func(q, k, v, **lengths, **options)
         else:
-            out, lse = flash_attn_func(*qkv, **options)
+            out, lse = flash_attn_func(q, k, v, **options)
         if args.backward:
-            return dict(zip(GRADIENTS, torch.autograd.grad(out, qkv, inputs.dout), strict=True))
+            return dict(zip(GRADIENTS, torch.autograd.grad(out, (q, k, v), inputs.dout), strict=True))
     except RuntimeError:
         if not any(grid.failure for grid in gpu.grids):
             raise
