@@ -94,11 +94,21 @@ def test_a_fault_of_the_kernel_is_a_hazard_and_ends_with_status_1(capsys, monkey
     assert "Forward" in hazard["kernel"]
 
 
+@pytest.mark.slow
+def test_gradients_are_compared_with_the_oracle(capsys):
+    words = ["--arch", "sm_100a", "--head-dim", "32", "--backward", "--varlen", "--batch", "2"]
+    status, data = told(capsys, [*SMALL, *words])
+    assert (status, data["wrong"], data["hazards"]) == (0, [], [])
+    assert set(data["relative_l2"]) == {"dq", "dk", "dv"}
+    assert all(0 < error < 2.0**-8 for error in data["relative_l2"].values())
+    assert {"compute", "reduce", "mma", "load"} <= set(data["counts"][2]["roles"])
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--backward"], "backward"),
-        (["--arch", "sm_100a", "--backward"], "sm_100a"),
+        (["--backward", "--head-dim", "256"], "head_dim is 256"),
+        (["--arch", "sm_100a", "--backward", "--head-dim", "256"], "B200 (sm_100a)"),
         (["--arch", "sm_80"], "'sm_80' is not emulated"),
         (["--head-dim", "100"], "head_dim is 100"),
         (["--heads", "3", "--kv-heads", "2"], "3 query heads"),

@@ -92,6 +92,13 @@ def test_packed_heads_share_tiles() -> None:
     assert count_tiles(decode, plan, B200).tiles == 8
 
 
+def test_backward_a_tile_takes_all_query_heads_of_its_keys() -> None:
+    grouped = replace(PLAIN, direction="backward", seqlen_q=512, seqlen_k=256, heads=8, kv_heads=2)
+    found = count_tiles(grouped, choose(grouped, B200, cta_group=1), B200)
+    assert (found.tiles, found.longest) == (2 * 2 * grouped.batch, 4 * 4)
+    assert found.steps == found.full_steps == 2 * 4 * 8 * grouped.batch
+
+
 def test_a_pair_is_one_place_to_run() -> None:
     backward = replace(PLAIN, direction="backward", seqlen_q=1024, seqlen_k=1024)
     found = count_tiles(backward, choose(backward, B200, cta_group=2), B200)

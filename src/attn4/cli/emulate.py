@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from attn4.reference import Lengths
 
 FAILED = 1
+GRADIENTS = ("dq", "dk", "dv")
 LSE_ERROR = 1e-5
 _ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -66,11 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What is passed to the kernel and to the oracle."""
+    """What is passed to the kernel and to the oracle; ``dout`` is the incoming gradient."""
 
     q: Tensor
     k: Tensor
     v: Tensor
+    dout: Tensor
     cu_seqlens_q: Tensor | None
     cu_seqlens_k: Tensor | None
 
@@ -97,6 +99,7 @@ class Inputs:
             normal(cu_q, args.seqlen_q, args.heads),
             normal(cu_k, args.seqlen_k, args.kv_heads),
             normal(cu_k, args.seqlen_k, args.kv_heads),
+            normal(cu_q, args.seqlen_q, args.heads),
             cu_q,
             cu_k,
         )
@@ -122,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         outputs = _attend(gpu, inputs, args)
     seconds = time.perf_counter() - started
     errors = _errors(outputs, inputs, args)
-    bounds = {"out": _ROUNDOFF[args.dtype], "lse": LSE_ERROR}
+    bounds = dict.fromkeys(("out", *GRADIENTS), _ROUNDOFF[args.dtype]) | {"lse": LSE_ERROR}
     wrong = [name for name, error in errors.items() if error is None or not error <= bounds[name]]
     result = {
         "relative_l2": errors,
@@ -166,7 +169,11 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _attend(gpu: Gpu, inputs: Inputs, args: argparse.Namespace) -> dict[str, Tensor]:
-    """Out and LSE; nothing if the kernel was ended by a fault, which is among the device's hazards then."""
+    """Out and LSE, or the gradients; nothing if a kernel was ended by a fault, which is among the device's
+    hazards then.
+    """
+    import torch
+
     from attn4.api import flash_attn_func, flash_attn_varlen_func
 
     options: Any = {
@@ -179,10 +186,13 @@ def _attend(gpu: Gpu, inputs: Inputs, args: argparse.Namespace) -> dict[str, Ten
     }
     lengths: Any = {"cu_seqlens_q": inputs.cu_seqlens_q, "cu_seqlens_k": inputs.cu_seqlens_k}
     try:
+        q, k, v = (x.detach().requires_grad_(args.backward) for x in (inputs.q, inputs.k, inputs.v))
         if args.varlen:
-            out, lse = flash_attn_varlen_func(inputs.q, inputs.k, inputs.v, **lengths, **options)
+            out, lse = flash_attn_varlen_func(q, k, v, **lengths, **options)
         else:
-            out, lse = flash_attn_func(inputs.q, inputs.k, inputs.v, **options)
+            out, lse = flash_attn_func(q, k, v, **options)
+        if args.backward:
+            return dict(zip(GRADIENTS, torch.autograd.grad(out, (q, k, v), inputs.dout), strict=True))
     except RuntimeError:
         if not any(grid.failure for grid in gpu.grids):
             raise
@@ -190,13 +200,23 @@ def _attend(gpu: Gpu, inputs: Inputs, args: argparse.Namespace) -> dict[str, Ten
     return {"out": out, "lse": lse}
 
 
-def _errors(outputs: dict[str, Tensor], inputs: Inputs, args: argparse.Namespace) -> dict[str, float | None]:
-    """The relative L2 error of each output against the float32 oracle; None if it is not finite."""
-    from attn4.reference import dense
+def _expected(inputs: Inputs, args: argparse.Namespace) -> dict[str, Tensor]:
+    """By the formula: out and LSE, or the gradients."""
+    from attn4.reference import backward, dense
+    from attn4.reference.backward import Saved
 
     q, k, v = (x.float() for x in (inputs.q, inputs.k, inputs.v))
-    mask = Mask.of(args.causal, tuple(args.window))
-    expected = dict(zip(("out", "lse"), dense(q, k, v, mask=mask, lengths=inputs.lengths), strict=True))
+    scale, mask, lengths = args.head_dim**-0.5, Mask.of(args.causal, tuple(args.window)), inputs.lengths
+    out, lse = dense(q, k, v, softmax_scale=scale, mask=mask, lengths=lengths)
+    if not args.backward:
+        return {"out": out, "lse": lse}
+    saved = Saved(q=q, k=k, v=v, out=out, lse=lse, lengths=lengths, softmax_scale=scale, mask=mask)
+    return dict(zip(GRADIENTS, backward(saved, inputs.dout.float(), None), strict=True))
+
+
+def _errors(outputs: dict[str, Tensor], inputs: Inputs, args: argparse.Namespace) -> dict[str, float | None]:
+    """The relative L2 error of each output against the float32 oracle; None if it is not finite."""
+    expected = _expected(inputs, args)
     found: dict[str, float | None] = {}
     for name, given in outputs.items():
         wanted = expected[name]

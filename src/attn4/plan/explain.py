@@ -302,7 +302,9 @@ def _schedule(e: Explanation) -> Iterable[str]:
     schedule, tiles = e.plan.schedule, e.tiles
     unit = "CTA" if e.plan.cta_group == 1 else "pair of CTAs"
     grid = f"one {unit} a tile" if not schedule.persistent else "persistent CTAs"
-    dealt = "taken from a counter" if schedule.counted else "dealt in advance"
+    dealt = "dealt in advance" if schedule.persistent else "begun as SMs are free"
+    if schedule.counted:
+        dealt = "taken from a counter"
     if schedule.launch_control:
         grid, dealt = f"one {unit} a tile", "taken over from CTAs that have not started"
     order = schedule.order.replace("_", " ")

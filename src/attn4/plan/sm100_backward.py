@@ -102,7 +102,7 @@ def backward_schedule(problem: Problem) -> Schedule:
 def backward_roles(cta_group: int) -> tuple[Role, ...]:
     """Warpgroups for dQ and for the elementwise work; registers are 512 for each lane of a warp."""
     pair = cta_group == 2
-    reduce, compute, other = (136, 136, 104) if pair else (96, 160, 96)
+    reduce, compute, other = (136, 136, 104) if pair else (104, 152, 104)
     rest = (
         (
             Role("relay", 14, 1, other, "tells the leader that the peer's half of dS has arrived"),

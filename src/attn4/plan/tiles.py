@@ -33,7 +33,8 @@ class Tiles:
 def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
     """The tiles of ``problem`` under ``plan``.
 
-    Forward, a tile is a block of query rows and its steps are over keys; backward the other way round.
+    Forward, a tile is a block of query rows and its steps are over keys; backward the other way round, for
+    each query head of the keys' group.
     """
     forward = plan.direction == "forward"
     queries = (problem.seqlen_q * plan.pack_gqa, plan.tile_m)
@@ -41,15 +42,16 @@ def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
     (rows, size), (others, step) = (queries, keys) if forward else (keys, (problem.seqlen_q, plan.tile_m))
     size *= plan.cta_group
     blocks = -(-rows // size)
-    heads = problem.batch * problem.heads // plan.pack_gqa
+    heads = problem.batch * (problem.heads // plan.pack_gqa if forward else problem.kv_heads)
+    walks = 1 if forward else problem.group
     lengths = [
-        _steps(problem, plan, first, min(first + size, rows) - 1, (others, step))
+        walks * _steps(problem, plan, first, min(first + size, rows) - 1, (others, step))
         for first in range(0, rows, size)
     ]
     return Tiles(
         tiles=blocks * heads,
         steps=sum(lengths) * heads * plan.cta_group,
-        full_steps=blocks * -(-others // step) * heads * plan.cta_group,
+        full_steps=blocks * -(-others // step) * walks * heads * plan.cta_group,
         longest=max(lengths, default=0),
         slots=machine.sms // plan.cta_group,
     )

@@ -11,6 +11,7 @@ from cutlass import Float32, Int32
 from attn4.kernels.dsl import tma
 from attn4.kernels.dsl.carried import Bundle
 from attn4.kernels.dsl.channel import Consumer
+from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena
 from attn4.kernels.dsl.tensor_memory import TensorArena
 from attn4.kernels.shared.gradient_call import BackwardKernel, Copy, GradientScalars, Results, Workspace
@@ -114,17 +115,17 @@ class Backward(BackwardKernel):
             first = first_block(plan, lengths, tile.batch)
             role = plan.role("reduce")
             if warp < role.warps:
-                cute.arch.setmaxregister_increase(role.registers)
+                reallocate(plan, role)
                 slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role))
                 sums = cute.domain_offset((0, first, 0), workspace.dq_sum)
                 reduce(tile, bounds, group, sums, slices, self.ends(rings, "reduce"))
             role = plan.role("compute")
             if warp >= role.first_warp and warp < role.first_warp + role.warps:
-                cute.arch.setmaxregister_increase(role.registers)
+                reallocate(plan, role)
                 gradient = KeyGradient(plan, bounds, scalars, self.shared(arena), tensor, self.thread(role))
                 differentiate(tile, group, gradient, self.ends(rings, "compute"))
             if warp >= multiplying:
-                cute.arch.setmaxregister_decrease(plan.role("mma").registers)
+                reallocate(plan, plan.role("mma"))
             if warp == multiplying:
                 names = ("key", "value", "query", "dout", "dscores_shared")
                 products = Products(plan, self.dtype, [self.tile(arena, name) for name in names], tensor)
