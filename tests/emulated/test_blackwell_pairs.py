@@ -19,6 +19,7 @@ from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
 from attn4.ops.emulated import emulated_kernel
 from attn4.plan.choose import choose
+from attn4.plan.plan import SoftmaxPlan
 from emulated.forward_kernel import UNBOUNDED, attend
 from emulated.forward_kernel import Case as Call
 from emulated.judged import attended
@@ -102,6 +103,25 @@ def test_pairs_step_through_the_tiles_on_any_number_of_sms(sms):
     inputs = several.inputs("cpu")
     judge(out, lse, oracle(several, inputs), eager(several, inputs))
     assert gpu.hazards == []
+
+
+KNOBS = {
+    "turns of the softmaxes": {"options": (("cta_group", 2), ("softmax_turns", True))},
+    "one query tile, two score slots": {"head_dim": 256},
+    "one query tile, one score slot": {"head_dim": 256, "options": (("cta_group", 2), ("score_stages", 1))},
+    "probabilities in one piece": {"changes": (("late_keys", 0),)},
+    "no threshold, a quarter by polynomial": {"changes": (("softmax", SoftmaxPlan(0.0, 4)),)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOBS)
+def test_the_knobs_of_a_plan_give_attention_by_pairs_too(name):
+    fields = {"head_dim": 128, "options": (("cta_group", 2),), **KNOBS[name]}
+    call = Call(mask="full", seqlen_q=520, seqlen_k=390, ctas=2, arch="sm_100a", **fields)
+    result = attend(call, Adversarial(late=True), hazards=True)
+    assert result.error < 2.5e-3
+    assert list(result.grid.findings) == []
 
 
 @pytest.mark.slow
