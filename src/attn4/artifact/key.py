@@ -28,7 +28,7 @@ FORMAT = 1
 PLAN_KEY_DIGITS = 32
 TOOLCHAIN_DIGITS = 12
 
-KERNEL_SOURCES = ("kernels", "plan/plan.py")
+KERNEL_SOURCES = ("kernels", "plan/plan.py", "plan/workspace.py")
 """What turns a plan into a kernel. How a plan is chosen shows in its fields, and is no part of this."""
 
 _DSL_PACKAGES = (

@@ -13,7 +13,7 @@ from attn4.artifact.emulated import emulated, load_emulated
 from attn4.plan.plan import Plan
 
 ARCHITECTURE = "sm_90a"
-"""What runs outside of a device block: the only architecture that has kernels."""
+"""What runs outside of a device block."""
 
 OUTPUTS = {
     ("attention", "forward"): slice(3, 5),
