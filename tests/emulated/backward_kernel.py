@@ -65,7 +65,8 @@ def differentiate(
     own = [torch.full(shape, torch.nan) for shape in (room.row_stats, room.row_stats, room.dq_sum)]
     gradients = _unwritten(inputs.q), _unwritten(inputs.k), _unwritten(inputs.v)
     runner = Runner(schedule, Residency(sms=sms), hazards=hazards)
-    bounds = [UNBOUNDED if bound is None else bound for bound in (case.mask.left, case.mask.right)]
+    sides = (case.mask.left, case.mask.right)
+    bounds = [UNBOUNDED if side is None else max(-UNBOUNDED, min(side, UNBOUNDED)) for side in sides]
     with emulated(runner):
         kernel = load_emulated(artifact_for(plan))
         kernel(
