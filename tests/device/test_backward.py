@@ -38,7 +38,7 @@ def test_gradients_err_by_at_most_twice_torch(case):
     given = incoming(case, inputs)
     with poisoned_memory():
         found = gradients(case, inputs, given)
-    judge_gradients(found, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given))
+    judge_gradients(found, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given), given)
 
 
 def test_dk_and_dv_repeat_their_bits():
@@ -59,4 +59,6 @@ def test_an_incoming_gradient_may_be_expanded():
     dout = torch.randn(named.head_dim, device="cuda").to(given.dout).expand(given.dout.shape)
     given = replace(given, dout=dout)
     found = gradients(named, inputs, given)
-    judge_gradients(found, gradient_oracle(named, inputs, given), eager_gradients(named, inputs, given))
+    judge_gradients(
+        found, gradient_oracle(named, inputs, given), eager_gradients(named, inputs, given), given
+    )

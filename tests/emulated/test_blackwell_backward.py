@@ -60,7 +60,9 @@ def check(case, schedule, dout=None, **options):
     given = incoming(case, inputs)
     given = given if dout is None else replace(given, dout=dout)
     run = differentiate(case, inputs, given, schedule, **options)
-    judge_gradients(run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given))
+    judge_gradients(
+        run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given), given
+    )
     assert run.findings == []
     return run
 

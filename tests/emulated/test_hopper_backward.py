@@ -33,7 +33,9 @@ def check(case, schedule):
     inputs = case.inputs("cpu")
     given = incoming(case, inputs)
     run = differentiate(case, inputs, given, schedule)
-    judge_gradients(run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given))
+    judge_gradients(
+        run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given), given
+    )
     assert run.findings == []
     return run
 
