@@ -133,9 +133,4 @@ def unplanned(problem: Problem, machine: Machine) -> tuple[str, ...]:
             f"{given}; the backward pass on {machine.chip} ({machine.name}) is planned up to {most}. "
             f"For more, {REFERENCE}."
         )
-    if backward and problem.deterministic and not machine.tensor_columns:
-        reasons.append(
-            f"The deterministic backward pass has no plan on {machine.chip} ({machine.name}) yet. "
-            f"Use deterministic=False, or {REFERENCE}."
-        )
     return tuple(reasons)

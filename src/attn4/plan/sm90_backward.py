@@ -76,8 +76,10 @@ def backward(problem: Problem, machine: Machine) -> Plan:
 
 def schedule(problem: Problem) -> Schedule:
     """One CTA a key tile: equal ones rotated, as they begin together; others longest first, by L2-sized
-    sections of heads.
+    sections of heads. Deterministic sums wait for each other, least in the order that `sm100_backward` takes.
     """
+    if problem.deterministic:
+        return Schedule("shortest_first", persistent=False, section_bytes=SECTION_BYTES)
     if problem.mask.kind == "full":
         return Schedule("linear", persistent=False, rotated=True)
     return Schedule("longest_first", persistent=False, section_bytes=SECTION_BYTES)

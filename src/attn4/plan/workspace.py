@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from attn4.plan.plan import Plan
 
 LOCK_ELEMENTS = 32
-"""Room for a lock, so that blocks still begin at 128 bytes."""
+"""Room for locks, so that blocks still begin at 128 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Workspace:
     """Shapes of float32 tensors, contiguous; the kernels initialise all that they read.
 
     ``row_stats`` is the shape of ``minus_lse`` and of ``minus_delta``: (heads, blocks, rows of a block).
-    ``dq_sum`` is (heads, blocks, elements of a block), a block's columns in groups of four: element
-    (row, column) at (column // 4 * rows + row) * 4 + column % 4. With a deterministic plan a block ends with
-    ``LOCK_ELEMENTS`` more, of which the first is an int32: how many tiles of keys have been added.
+    ``dq_sum`` is (heads, blocks, elements of a block), in the order of `kernels/shared/sums.py`. With a
+    deterministic plan a block ends with ``LOCK_ELEMENTS`` more, which begin with an int32, on Hopper with one
+    for each warp that adds: how many tiles of keys have been added.
     """
 
     row_stats: tuple[int, int, int]

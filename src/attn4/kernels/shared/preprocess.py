@@ -13,6 +13,7 @@ from attn4.kernels.dsl import math
 from attn4.kernels.shared.gradient_call import Results, Workspace
 from attn4.kernels.shared.query_blocks import find_block
 from attn4.kernels.shared.scheduler import Lengths
+from attn4.plan.workspace import LOCK_ELEMENTS
 
 THREADS = 256
 ELEMENTS = 8
@@ -107,5 +108,5 @@ class Preprocess:
         for number in cutlass.range(count // THREADS, unroll=4):
             cute.autovec_copy(zeros, groups[None, number * THREADS + thread])
         if cutlass.const_expr(self.plan.deterministic):
-            if thread == 0:
-                cute.autovec_copy(zeros, groups[None, count])
+            if thread < LOCK_ELEMENTS // 4:
+                cute.autovec_copy(zeros, groups[None, count + thread])

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 
-from attn4.kernels.dsl import math, mma
+from attn4.kernels.dsl import lock, math, mma
 from attn4.kernels.dsl.atomics import add_four
 from attn4.kernels.dsl.carried import Carried, Fixed
 from attn4.kernels.dsl.smem import transposed
@@ -28,20 +28,25 @@ PAIR = 2
 
 
 class Walk(Carried):
-    """Where a warpgroup is in its steps: ``member`` of the group of query heads, and query block."""
+    """Where a warpgroup is in its steps: ``member`` of the group of query heads, and query block.
 
-    carried = ("member", "block")
+    ``number`` counts them; -1 is the step of zeros before the first.
+    """
 
-    def __init__(self, tile, begin, member, block):
+    carried = ("number", "member", "block")
+
+    def __init__(self, tile, begin, number, member, block):
         self.tile = tile
         self.begin = begin
+        self.number = number
         self.member = member
         self.block = block
 
     def following(self):
         """The next step."""
         block = following_query_block(self.tile, self.block)
-        return Walk(self.tile, self.begin, self.member + Int32(block == self.begin), block)
+        member = self.member + Int32(block == self.begin)
+        return Walk(self.tile, self.begin, self.number + 1, member, block)
 
 
 class Operands(Fixed):
@@ -82,13 +87,13 @@ class Operands(Fixed):
 class Worker(Fixed):
     """What a warpgroup keeps through the kernel; ``stats`` are negated LSE and delta, (rows, 2, slots)."""
 
-    def __init__(self, ops: Operands, place, scale_log2, stats, hands):
+    def __init__(self, ops: Operands, place, scale_log2, stats, turn):
         self.plan = ops.plan
         self.ops = ops
         self.tile, self.bounds, self.group = place
         self.scale_log2 = scale_log2
         self.stats = stats
-        self.sums, self.turn = hands
+        self.turn = turn
         self.dv = mma.accumulator(ops.dv_mma, (self.plan.tile_n, self.plan.head_dim_v))
         self.dk = mma.accumulator(ops.dk_mma, (self.plan.tile_n, self.plan.head_dim))
 
@@ -183,26 +188,52 @@ class Worker(Fixed):
         cute.arch.fence_view_async_shared()
 
 
-class QuerySums(Fixed):
-    """The float32 sums of dQ in global memory, (heads, blocks of the sequence, elements of a block)."""
+class QuerySums(Carried):
+    """The float32 sums of dQ in global memory, (heads, blocks of the sequence, elements of a block).
 
-    def __init__(self, plan, sums, first_head, thread):
+    Deterministic ones have a counter a warp behind the sums of a block: a warp adds to elements of its own,
+    in turns of its own. ``owed`` is the address of the counter that it has still to move on, or 0: by the
+    next step its sums have long arrived.
+    """
+
+    carried = ("owed",)
+
+    def __init__(self, plan, bounds, sums, first_head, thread):
         self.plan = plan
+        self.bounds = bounds
         self.sums = sums
         self.first_head = first_head
         self.thread = thread
-
-    def of(self, walk):
-        """Those of a step."""
-        return self.sums[self.first_head + walk.member, walk.block, None].iterator
+        self.owed = cutlass.Int64(0)
 
     @cute.jit
-    def add(self, values, sums):
-        """Add a thread's registers; the order is that of `sum_layout`."""
+    def add(self, values, walk):
+        """Add a thread's registers to the sums of a step; the order is that of `sum_layout`."""
+        sums = self.sums[self.first_head + walk.member, walk.block, None].iterator
+        if cutlass.const_expr(self.plan.deterministic):
+            if walk.number >= 0:
+                self.settle()
+                counter = (
+                    sums
+                    + self.plan.tile_m * self.plan.head_dim
+                    + cute.arch.make_warp_uniform(self.thread // cute.arch.WARP_SIZE)
+                )
+                if cute.arch.lane_idx() == 0:
+                    lock.wait(cute.recast_ptr(counter, dtype=Int32), self.bounds.turn(walk.tile, walk.block))
+                cute.arch.sync_warp()
+                self.owed = cutlass.Int64(counter.toint())
         threads = self.plan.role("differentiate").warps * cute.arch.WARP_SIZE
         for four in cutlass.range_constexpr(cute.size(values) // FOUR):
             registers = [values[FOUR * four + i] for i in range(FOUR)]
             add_four(sums + FOUR * (threads * four + self.thread), registers)
+
+    @cute.jit
+    def settle(self):
+        """Let the next CTA add where this warp has."""
+        if cutlass.const_expr(self.plan.deterministic):
+            cute.arch.sync_warp()
+            if self.owed != 0 and cute.arch.lane_idx() == 0:
+                lock.give(cute.make_ptr(Int32, self.owed, cute.AddressSpace.gmem))
 
 
 @cute.jit
@@ -217,7 +248,8 @@ def run(worker, ends):
     if tile.first < tile.last:
         worker.turn.open()
         begin = first_query_block(worker.plan, tile)
-        walk = before = Walk(tile, begin, Int32(0), begin)
+        walk = Walk(tile, begin, Int32(0), Int32(0), begin)
+        before = Walk(tile, begin, Int32(-1), Int32(0), begin)
         worker.ops.dscores.fill(0)
         ends = share(worker, ends)
         ends.key.wait()
@@ -238,40 +270,40 @@ def run(worker, ends):
 
 @cute.jit
 def step(worker, walk, before, ends):
-    """DK of the step ``walk``, dQ of the one ``before`` it, and S, P, dV, dP and dS of the next."""
+    """Of the step ``walk`` dK, of the one ``before`` it dQ, and of the next S, P, dV, dP and dS."""
     worker.turn.take()
     worker.start_dk(ends.query.index)
     scores = worker.start_scores(ends.ahead.wait())
     dq = worker.start_dq(ends.dscores.wait())
     worker.turn.give()
     ends.dscores.advance()
-    sums = worker.sums.of(before)
     following = walk.following()
     ends = exponentiate(worker, following, ends, scores, 1)
     ends.query.arrive()
     ends.query.advance()
     ends, dprobabilities = start_from_values(worker, ends, first=False)
     mma.wait(2)
-    worker.sums.add(dq, sums)
+    ends.sums.add(dq, before)
     ends = differentiate(worker, ends, dprobabilities)
     return following, walk, ends
 
 
 @cute.jit
 def finish(worker, walk, before, ends):
-    """DK of the last step, and dQ of the last two."""
+    """Of the last step dK, and of the last two dQ."""
     worker.turn.take()
     worker.start_dk(ends.query.index)
     dq = worker.start_dq(ends.dscores.wait())
     worker.turn.give()
     ends.dscores.advance()
     mma.wait(0)
-    worker.sums.add(dq, worker.sums.of(before))
+    ends.sums.add(dq, before)
     ends.query.arrive()
     ends.query.advance()
     dq = worker.start_dq(ends.dscores.wait())
     mma.wait(0)
-    worker.sums.add(dq, worker.sums.of(walk))
+    ends.sums.add(dq, walk)
+    ends.sums.settle()
     return ends
 
 
@@ -298,7 +330,7 @@ def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
 
 @cute.jit
 def differentiate(worker, ends, dprobabilities):
-    """DS of a step, in registers and in shared memory."""
+    """Make dS of a step, in registers and in shared memory."""
     mma.wait(0)
     ends.dout.arrive()
     ends.dout.advance()

@@ -121,27 +121,28 @@ class Backward(BackwardKernel):
                 cute.arch.setmaxregister_increase(role.registers)
                 place = (tile, bounds, lengths.group)
                 rows = cute.domain_offset((0, first, 0), workspace.dq_sum)
-                sums = QuerySums(plan, rows, tile.kv_head * lengths.group, self.thread(role))
-                worker = self.worker(arena, place, scalars, sums, self.thread(role))
-                run(worker, self.worker_ends(rings))
+                sums = QuerySums(plan, bounds, rows, tile.kv_head * lengths.group, self.thread(role))
+                worker = self.worker(arena, place, scalars, self.thread(role))
+                run(worker, self.worker_ends(rings, sums))
                 self.store(gradients.dv, tile, worker.dv, Float32(1.0))
                 self.store(gradients.dk, tile, worker.dk, scalars.softmax_scale)
 
-    def worker(self, arena, place, scalars, sums, thread):
+    def worker(self, arena, place, scalars, thread):
         """What a computing warpgroup works with."""
         plan = self.plan
         groups = plan.role("differentiate").warps // 4
         tiles = {name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores")}
         ops = Operands(plan, self.dtype, groups, thread, tiles)
         turn = Turn(plan.channel("turn"), cute.arch.make_warp_uniform(thread // GROUP_THREADS))
-        return Worker(ops, place, scalars.softmax_scale * math.LOG2_E, self.statistics(arena), (sums, turn))
+        return Worker(ops, place, scalars.softmax_scale * math.LOG2_E, self.statistics(arena), turn)
 
-    def worker_ends(self, rings):
+    def worker_ends(self, rings, sums):
         """What the computing warps take and hand over: Q once for S, ahead, and once for dK; dS both ways."""
         ends = self.ends(rings, "differentiate")
         return Bundle(
             ahead=Consumer(rings["query"]),
             shared=Producer(rings["dscores"]),
+            sums=sums,
             **{name: getattr(ends, name) for name in ends.carried},
         )
 
