@@ -2,8 +2,8 @@
 
 As in `judge`: an error against the float32 oracle of at most twice that of torch in the result's own dtype,
 plus one unit in the last place of the largest gradient; largest and root mean square error both count. Where
-nothing is summed, a gradient is exactly 0: of a query that sees no key, and of a key that no query sees, so that
-its dV is 0. (One key alone also gives a dS of 0, but by a difference that rounds.)
+nothing is summed, a gradient is exactly 0: of a query that sees no key, and of a key that no query sees (its
+dV is 0). (One key alone also gives a dS of 0, but by a difference that rounds.)
 """
 
 from __future__ import annotations

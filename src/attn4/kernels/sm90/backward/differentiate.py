@@ -206,29 +206,34 @@ class QuerySums(Carried):
         self.thread = thread
         self.owed = cutlass.Int64(0)
 
+    def of(self, walk):
+        """Those of a step."""
+        return self.sums[self.first_head + walk.member, walk.block, None].iterator
+
+    @cute.jit
+    def take_turn(self, walk):
+        """Wait until this warp may add to the sums of a step; not for the zeros before the first."""
+        if cutlass.const_expr(self.plan.deterministic):
+            if walk.number >= 0:
+                warp = cute.arch.make_warp_uniform(self.thread // cute.arch.WARP_SIZE)
+                counter = self.of(walk) + self.plan.tile_m * self.plan.head_dim + warp
+                if cute.arch.lane_idx() == 0:
+                    turn = self.bounds.turn(walk.tile, walk.block)
+                    lock.wait(cute.recast_ptr(counter, dtype=Int32), turn)
+                cute.arch.sync_warp()
+                self.owed = cutlass.Int64(counter.toint())
+
     @cute.jit
     def add(self, values, walk):
         """Add a thread's registers to the sums of a step; the order is that of `sum_layout`."""
-        sums = self.sums[self.first_head + walk.member, walk.block, None].iterator
-        if cutlass.const_expr(self.plan.deterministic):
-            if walk.number >= 0:
-                self.settle()
-                counter = (
-                    sums
-                    + self.plan.tile_m * self.plan.head_dim
-                    + cute.arch.make_warp_uniform(self.thread // cute.arch.WARP_SIZE)
-                )
-                if cute.arch.lane_idx() == 0:
-                    lock.wait(cute.recast_ptr(counter, dtype=Int32), self.bounds.turn(walk.tile, walk.block))
-                cute.arch.sync_warp()
-                self.owed = cutlass.Int64(counter.toint())
+        sums = self.of(walk)
         threads = self.plan.role("differentiate").warps * cute.arch.WARP_SIZE
         for four in cutlass.range_constexpr(cute.size(values) // FOUR):
             registers = [values[FOUR * four + i] for i in range(FOUR)]
             add_four(sums + FOUR * (threads * four + self.thread), registers)
 
     @cute.jit
-    def settle(self):
+    def give_turn(self):
         """Let the next CTA add where this warp has."""
         if cutlass.const_expr(self.plan.deterministic):
             cute.arch.sync_warp()
@@ -277,8 +282,10 @@ def step(worker, walk, before, ends):
     dq = worker.start_dq(ends.dscores.wait())
     worker.turn.give()
     ends.dscores.advance()
+    ends.sums.give_turn()
     following = walk.following()
     ends = exponentiate(worker, following, ends, scores, 1)
+    ends.sums.take_turn(before)
     ends.query.arrive()
     ends.query.advance()
     ends, dprobabilities = start_from_values(worker, ends, first=False)
@@ -296,14 +303,18 @@ def finish(worker, walk, before, ends):
     dq = worker.start_dq(ends.dscores.wait())
     worker.turn.give()
     ends.dscores.advance()
+    ends.sums.give_turn()
+    ends.sums.take_turn(before)
     mma.wait(0)
     ends.sums.add(dq, before)
     ends.query.arrive()
     ends.query.advance()
     dq = worker.start_dq(ends.dscores.wait())
+    ends.sums.give_turn()
+    ends.sums.take_turn(walk)
     mma.wait(0)
     ends.sums.add(dq, walk)
-    ends.sums.settle()
+    ends.sums.give_turn()
     return ends
 
 
