@@ -511,6 +511,10 @@ def required_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
     return tuple(dict.fromkeys(plans))
 
 
+ORDERED = ("dim 64 full", "dim 128 causal", "packed self 128 causal", "heads 8:1 causal 200")
+"""Cases whose gradients are asked for deterministically too."""
+
+
 def gradient_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
     """The plans of the backward passes of all cases that have one, each once. Needs no GPU."""
     from attn4.machine import machine as machine_named
@@ -518,4 +522,7 @@ def gradient_plans(machine: str = "sm_90a") -> tuple[Plan, ...]:
 
     target = machine_named(machine)
     problems = [replace(c.problem(), direction="backward") for c in CASES if c.launches]
+    problems += [
+        replace(BY_NAME[name].problem(), direction="backward", deterministic=True) for name in ORDERED
+    ]
     return tuple(dict.fromkeys(choose(p, target) for p in problems if not unsupported(p, target)))

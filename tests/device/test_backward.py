@@ -7,7 +7,7 @@ import torch
 
 from attn4.machine import machine
 from attn4.plan.choose import unsupported
-from cases import CASES, case
+from cases import CASES, ORDERED, case
 from gradient_judge import eager_gradients, gradient_oracle, incoming, judge_gradients
 from poison import poisoned_memory
 
@@ -19,10 +19,10 @@ def differentiable(case):
     return not unsupported(replace(case.problem(), direction="backward"), machine("sm_90a"))
 
 
-def gradients(case, inputs, given):
+def gradients(case, inputs, given, **options):
     """Through the public function and autograd."""
     leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
-    result = case.run(replace(inputs, q=leaves[0], k=leaves[1], v=leaves[2]))
+    result = case.run(replace(inputs, q=leaves[0], k=leaves[1], v=leaves[2]), **options)
     if case.lse:
         return torch.autograd.grad(result, leaves, (given.dout, given.dlse))
     return torch.autograd.grad(result, leaves, given.dout)
@@ -50,6 +50,20 @@ def test_dk_and_dv_repeat_their_bits():
         _, dk_again, dv_again = gradients(named, inputs, given)
         assert torch.equal(dk, dk_again)
         assert torch.equal(dv, dv_again)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_deterministic_gradients_repeat_their_bits(name):
+    named = case(name)
+    inputs = named.inputs("cuda")
+    given = incoming(named, inputs)
+    first = gradients(named, inputs, given, deterministic=True)
+    judge_gradients(
+        first, gradient_oracle(named, inputs, given), eager_gradients(named, inputs, given), given
+    )
+    for _ in range(1000):
+        again = gradients(named, inputs, given, deterministic=True)
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
 
 
 def test_an_incoming_gradient_may_be_expanded():

@@ -15,7 +15,7 @@ from attn4.artifact.key import toolchain
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from emulated import backward_kernel
-from emulated.test_blackwell_backward import CAUSAL, GRADIENTS, PACKED, PLAIN, SCHEDULES
+from emulated.test_blackwell_backward import CAUSAL, GRADIENTS, PACKED, PLAIN, RESIDENT, SCHEDULES
 from gradient_judge import eager_gradients, gradient_oracle, incoming, judge_gradients
 
 pytestmark = [
@@ -28,11 +28,11 @@ def differentiate(case, inputs, given, schedule, **options):
     return backward_kernel.differentiate(case, inputs, given, schedule, arch="sm_90a", **options)
 
 
-def check(case, schedule):
+def check(case, schedule, **options):
     """The kernel's gradients under ``schedule``, judged."""
     inputs = case.inputs("cpu")
     given = incoming(case, inputs)
-    run = differentiate(case, inputs, given, schedule)
+    run = differentiate(case, inputs, given, schedule, **options)
     judge_gradients(
         run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given), given
     )
@@ -84,3 +84,37 @@ def test_a_step_makes_five_products_and_an_exponential_a_score():
     assert step["flop"] == 5 * product
     assert counts[0]["flop"] == (4 * 5 + 1) * product
     assert step["mufu.ex2"] == 64 * 128 // 32
+
+
+def sums(deterministic, seeds):
+    """The bits of the sums of dQ under random schedules, all CTAs resident."""
+    case = replace(RESIDENT, seqlen_q=100)
+    inputs = case.inputs("cpu")
+    given = incoming(case, inputs)
+    runs = [
+        differentiate(
+            case, inputs, given, Random(seed), deterministic=deterministic, sms=8, hazards=seed == 0
+        )
+        for seed in seeds
+    ]
+    assert all(run.findings == [] for run in runs)
+    return [run.dq_sum.view(torch.int32) for run in runs]
+
+
+@pytest.mark.slow
+def test_deterministic_sums_have_the_same_bits_under_every_schedule():
+    first, *others = sums(True, range(8))
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.slow
+def test_other_sums_differ_under_the_same_schedules():
+    first, *others = sums(False, range(8))
+    assert any(not torch.equal(first, other) for other in others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=["full", "causal"])
+def test_a_grid_of_which_only_one_cta_is_resident_comes_to_its_end(mask):
+    case = replace(RESIDENT, seqlen_q=200, seqlen_k=300, heads=2, **mask)
+    check(case, RoundRobin(), deterministic=True, sms=1)

@@ -347,7 +347,7 @@ def test_listing_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "forward", "--list"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 19
-    others = "attn4-dealt, attn4-linear, attn4-takeover, attn4-sorted, attn4-sorting"
+    others = "attn4-deterministic, attn4-dealt, attn4-linear, attn4-takeover, attn4-sorted, attn4-sorting"
     assert printed[-1] == f"backends: attn4, cudnn, fa2, fa3, fa4, flex, reference, eager, {others}"
 
 

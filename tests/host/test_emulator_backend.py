@@ -63,6 +63,6 @@ def test_packed_sequences_with_a_tail_and_an_empty_one():
 
 
 def test_gradients_without_a_kernel_are_refused():
-    q, k, v = tensors(1, 16, 1, 64)
+    q, k, v = tensors(1, 16, 1, 192)
     with pytest.raises(NotImplementedError, match="backward"):
-        flash_attn_func(q.requires_grad_(), k, v, backend="emulator", deterministic=True)
+        flash_attn_func(q.requires_grad_(), k, v, backend="emulator")

@@ -296,7 +296,6 @@ def test_other_unequal_head_dims_are_refused(head_dim: int, head_dim_v: int) -> 
 def test_hopper_says_which_gradients_have_no_plan() -> None:
     backward = replace(PLAIN, direction="backward")
     for fields, why in (
-        ({"deterministic": True}, "deterministic backward pass has no plan on H200"),
         ({"head_dim": 160, "head_dim_v": 160}, "planned up to 128"),
         ({"head_dim": 192}, "planned up to 128"),
     ):
@@ -307,9 +306,9 @@ def test_hopper_says_which_gradients_have_no_plan() -> None:
 def test_forward_and_backward_run_on_all_machines() -> None:
     for where in (machine("H200"), B200, machine("B300")):
         assert runnable(PLAIN, where) == ()
-        assert runnable(replace(PLAIN, direction="backward"), where) == ()
-    for where in (B200, machine("B300")):
-        assert runnable(replace(PLAIN, direction="backward", deterministic=True), where) == ()
+        for deterministic in (False, True):
+            backward = replace(PLAIN, direction="backward", deterministic=deterministic)
+            assert runnable(backward, where) == ()
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,14 @@ def _flash_attn_style(dense: Any, packed: Any, case: Case, unbounded: int | None
     return call
 
 
-def _own(backend: str | None) -> Callable[[Case, Inputs], Call]:
+def _own(**options: Any) -> Callable[[Case, Inputs], Call]:
+    """attn4's public functions with further ``options``."""
+
     def prepare(case: Case, inputs: Inputs) -> Call:
         del inputs
         package = importlib.import_module("attn4")
         dense, packed = package.flash_attn_func, package.flash_attn_varlen_func
-        return _flash_attn_style(dense, packed, case, None, backend=backend)
+        return _flash_attn_style(dense, packed, case, None, **options)
 
     return prepare
 
@@ -284,13 +286,13 @@ def _only(backend: SDPBackend) -> Callable[[], AbstractContextManager[Any]]:
 ANY_DEVICE = ("cpu", "cuda")
 
 PEERS = (
-    Peer(OWN, _own_version, _own(None)),
+    Peer(OWN, _own_version, _own()),
     Peer("cudnn", _cudnn_version, _cudnn, _cudnn_refuses, _only(SDPBackend.CUDNN_ATTENTION)),
     Peer("fa2", _fa2_version, _fa2, scope=_only(SDPBackend.FLASH_ATTENTION)),
     Peer("fa3", _fa3_version, _fa3),
     Peer("fa4", _fa4_version, _fa4),
     Peer("flex", _flex_version, _flex),
-    Peer("reference", _own_version, _own("reference"), devices=ANY_DEVICE),
+    Peer("reference", _own_version, _own(backend="reference"), devices=ANY_DEVICE),
     Peer(
         "eager",
         lambda: f"in torch {torch.__version__}",
@@ -299,6 +301,7 @@ PEERS = (
         _only(SDPBackend.MATH),
         devices=ANY_DEVICE,
     ),
+    Peer("attn4-deterministic", _own_version, _own(deterministic=True), usual=False),
     Peer("attn4-dealt", _own_version, _scheduled("dealt"), _scheduled_refuses, usual=False),
     Peer("attn4-linear", _own_version, _scheduled("linear"), _scheduled_refuses, usual=False),
     Peer("attn4-takeover", _own_version, _scheduled("taken over"), _scheduled_refuses, usual=False),
@@ -313,9 +316,9 @@ PEERS = (
 )
 """Every backend; those for any device, and attn4 under other schedules, take part only when they are named.
 
-``attn4-dealt`` and ``attn4-linear`` take tiles in linear order, dealt in advance and from a counter;
-``attn4-takeover`` has cluster launch control (Blackwell, not packed), ``attn4-sorted`` is a call with
-scheduler metadata, ``attn4-sorting`` one that makes it each time.
+``attn4-deterministic`` asks for equal bits, which is another backward pass. ``attn4-dealt`` and
+``attn4-linear`` take tiles in linear order, dealt in advance and from a counter; ``attn4-takeover``
+has cluster launch control (Blackwell, not packed), ``attn4-sorted`` is a call with scheduler metadata, ``attn4-sorting`` one that makes it each time.
 """
 
 
