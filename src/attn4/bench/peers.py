@@ -318,7 +318,8 @@ PEERS = (
 
 ``attn4-deterministic`` asks for equal bits, which is another backward pass. ``attn4-dealt`` and
 ``attn4-linear`` take tiles in linear order, dealt in advance and from a counter; ``attn4-takeover``
-has cluster launch control (Blackwell, not packed), ``attn4-sorted`` is a call with scheduler metadata, ``attn4-sorting`` one that makes it each time.
+has cluster launch control (Blackwell, not packed), ``attn4-sorted`` is a call with scheduler metadata,
+``attn4-sorting`` one that makes it each time.
 """
 
 
