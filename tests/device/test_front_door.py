@@ -61,14 +61,11 @@ def test_autocast_gives_the_bits_of_cast_tensors():
         assert same(compiled()(*(x.float() for x in given)), expected)
 
 
-def deterministic(q, k, v):
-    return flash_attn_func(q, k, v, causal=True, return_lse=True, deterministic=True)
-
-
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 def test_a_gradient_that_no_kernel_gives_is_refused(way):
-    q, k, v = tensors()
-    function = deterministic if way == "eager" else compiled(deterministic)
+    inputs = case("dim 192 causal").inputs(DEVICE)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    function = attention if way == "eager" else compiled()
     with pytest.raises(Exception, match="requires a gradient"):
         function(q.requires_grad_(), k, v)
     with torch.no_grad():
