@@ -9,25 +9,36 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from attn4.emulator.isa.memory import PARAMETER_BASE
 from emulated.tiny import THREAD, kernel_text, run
 
 MAP_32BIT = 0x40
+MAP_FIXED_NOREPLACE = 0x100000
 MOST = 1 << 32
 
 
-@pytest.fixture
-def low_words() -> Iterator[np.ndarray]:
-    """128 words of zeros at an address that 32 bits hold."""
+def words_at(wanted: int | None, flag: int) -> Iterator[np.ndarray]:
+    """128 words of zeros below 4 GiB, at the address ``wanted`` if it is not None."""
     size = mmap.PAGESIZE
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long]
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_32BIT
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
-    if address is None or address >= MOST:
-        pytest.skip("no memory below 4 GiB is given here")
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flag
+    address = libc.mmap(wanted, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
+    if address is None or address >= MOST or wanted not in (None, address):
+        pytest.skip("no memory is given there")
     yield np.ctypeslib.as_array((ctypes.c_uint32 * 128).from_address(address))
     libc.munmap(ctypes.c_void_p(address), size)
+
+
+@pytest.fixture
+def low_words() -> Iterator[np.ndarray]:
+    yield from words_at(None, MAP_32BIT)
+
+
+@pytest.fixture
+def words_at_parameters() -> Iterator[np.ndarray]:
+    yield from words_at(PARAMETER_BASE, MAP_FIXED_NOREPLACE)
 
 
 ACCESSES = {
@@ -45,6 +56,12 @@ def test_a_generic_address_below_4_gib_that_a_tensor_holds_is_global(low_words, 
     grid = run(kernel_text(THREAD + ACCESSES[access] + "\nret;"), [low_words], hazards=hazards)
     np.testing.assert_array_equal(low_words, np.arange(128))
     assert list(grid.findings) == []
+
+
+def test_a_parameter_is_read_by_its_generic_address_where_a_tensor_lies_too(words_at_parameters):
+    body = "mov.u64 %d0, p0;\nld.u64 %d1, [%d0];\nst.global.u32 [%d1], 7;\nret;"
+    run(kernel_text(body), [words_at_parameters])
+    assert words_at_parameters[0] == 7
 
 
 def test_a_bulk_copy_reads_a_tensor_below_4_gib(low_words):

@@ -22,7 +22,7 @@ from planted.waits import ORDERS, Site, executed
 
 KERNELS = {
     "causal": Case(128, "causal", 300, 300, heads=2, ctas=1, arch="sm_100a"),
-    "full": Case(128, "full", 300, 300, heads=2, ctas=1, arch="sm_100a"),
+    "full": Case(128, "full", 300, 300, heads=2, ctas=1, arch="sm_100a", options=(("cta_group", 1),)),
     "turns": Case(128, "full", 300, 300, heads=2, ctas=1, arch="sm_100a", options=(("softmax_turns", True),)),
     "pair": Case(128, "full", 520, 1100, ctas=2, arch="sm_100a", options=(("cta_group", 2),)),
     "one query tile": Case(256, "causal", 300, 150, ctas=1, arch="sm_100a"),

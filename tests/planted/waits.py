@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -57,10 +58,13 @@ class Site:
         return self.vacuous == self.passes
 
 
+_CALLS = count()
+
+
 def executed(recording: Recording, sms: int = 2) -> list[Site]:
     """What a launch executes of ``KINDS`` and ``ORDERS``, and tcgen05's commits, in the order of the text."""
     found: dict[int, Site] = {}
-    text = recording.launch.ptx + "\n// so that code is generated anew\n"
+    text = f"{recording.launch.ptx}\n// so that code is generated anew, call {next(_CALLS)}\n"
     with _noted(found):
         done = recording.replay(RoundRobin(), ptx=text, sms=sms, hazards=False)
     if done.fault is not None:
@@ -74,8 +78,8 @@ def without(ptx: str, line: int) -> str:
     Raises ValueError if there is no wait at that line.
     """
     lines = ptx.split("\n")
-    changed, count = _WAIT.subn(r"setp.eq.u32 \1, 0, 0;", lines[line - 1])
-    if count != 1:
+    changed, number = _WAIT.subn(r"setp.eq.u32 \1, 0, 0;", lines[line - 1])
+    if number != 1:
         raise ValueError(f"line {line} is no mbarrier wait: {lines[line - 1].strip()}")
     lines[line - 1] = changed
     return "\n".join(lines)

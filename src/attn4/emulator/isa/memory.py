@@ -35,7 +35,8 @@ PARAMETER_BASE = 0x2000_0000
 
 Generic addresses are what they point at: that of a real buffer, a shared address (below this), or a
 parameter's, so that cvta changes nothing. Buffers mostly lie above 2**32, but the heap of a Python that is
-not position independent does not: an address that an allocation holds is global.
+not position independent does not: an address that an allocation holds is global, unless it is one of the
+launch's parameters.
 """
 GLOBAL_START = 1 << 32
 
@@ -91,7 +92,10 @@ def displaced_value(address: Address) -> Callable[[int], int]:
 
 def is_global(warp: Warp, address: int) -> bool:
     """Whether a generic address is one of global memory."""
-    return address >= GLOBAL_START or warp.block.grid.memory.holds(address)
+    if address >= GLOBAL_START:
+        return True
+    grid = warp.block.grid
+    return not grid.parameters.base <= address < grid.parameters.end and grid.memory.holds(address)
 
 
 def generic(warp: Warp, address: int) -> Memory:
