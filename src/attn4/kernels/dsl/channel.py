@@ -44,6 +44,15 @@ class Ring(Fixed):
         return self.barriers + self.channel.stages + index
 
 
+@cute.jit
+def initialise(rings):
+    """Set up the barriers of all ``rings``, by name; by one warp, before a barrier of the CTA."""
+    with cute.arch.elect_one():
+        for ring in rings.values():
+            ring.initialise()
+    cute.arch.mbarrier_init_fence()
+
+
 class End(Carried):
     """One side of a ring: which slot comes next, and in which phase of its barriers."""
 

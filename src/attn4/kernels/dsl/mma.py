@@ -18,6 +18,9 @@ MN_MAJOR = warpgroup.OperandMajorMode.MN
 SHARED = warpgroup.OperandSource.SMEM
 REGISTERS = warpgroup.OperandSource.RMEM
 
+GROUP_THREADS = 128
+"""Threads of a warpgroup."""
+
 
 def tiled_product(dtype, groups, columns: int, b_major, a_source, a_major=K_MAJOR):
     """A product of 64 rows and ``columns`` a warpgroup.
@@ -61,7 +64,7 @@ def side_by_side(shape, groups: int):
     ``groups`` warpgroups split the rows if there are 64 for each, else the columns.
     """
     rows, columns = shape
-    threads = 128 * groups
+    threads = GROUP_THREADS * groups
     row = ((8, 2, 4), (16, 2, 128))
     column = ((2, 4, columns // 8), (1, 4, 4 * threads))
     if rows == 64 * groups:

@@ -45,6 +45,10 @@ class TileKernel:
         """Whether a sequence's keys can end before the tensor does."""
         return self.plan.cu_seqlens_k or self.plan.seqused_k
 
+    def thread(self, role):
+        """Number of this thread in its role."""
+        return cute.arch.thread_idx()[0] - role.first_warp * cute.arch.WARP_SIZE
+
     def slots(self, name: str) -> str:
         """The buffer that holds the tiles of ``name``."""
         has_own = any(buffer.name == name for buffer in self.plan.buffers)

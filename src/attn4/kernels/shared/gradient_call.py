@@ -105,10 +105,6 @@ class BackwardKernel(TileKernel):
         sources = [cute.domain_offset((0, first, 0), rows) for rows in both]
         return RowStats(sources, self.statistics(arena))
 
-    def thread(self, role):
-        """Number of this thread in its role."""
-        return cute.arch.thread_idx()[0] - role.first_warp * cute.arch.WARP_SIZE
-
     def ends(self, rings, role: str):
         """What ``role`` takes and hands over."""
         ends = {}

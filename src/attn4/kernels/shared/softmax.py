@@ -12,9 +12,6 @@ from attn4.kernels.dsl.carried import Fixed
 HUGE_LOG2 = 2.0**24
 """Scores of this size, in log2 units, are multiplied by a power of two."""
 
-QUAD = 4
-"""Lanes that share a row of a warpgroup accumulator."""
-
 
 class OnlineSoftmax(Fixed):
     """Statistics of the two rows that a thread holds, in registers.

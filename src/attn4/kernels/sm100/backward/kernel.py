@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import tma
 from attn4.kernels.dsl.carried import Bundle
-from attn4.kernels.dsl.channel import Consumer
+from attn4.kernels.dsl.channel import Consumer, initialise
 from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena
 from attn4.kernels.dsl.tensor_memory import TensorArena
-from attn4.kernels.shared.gradient_call import BackwardKernel, Copy, GradientScalars, Results, Workspace
+from attn4.kernels.shared.gradient_call import Copy, GradientScalars, Workspace
 from attn4.kernels.shared.gradient_load import load
-from attn4.kernels.shared.key_tiles import count_key_tiles, find_key_tile
-from attn4.kernels.shared.postprocess import Postprocess
-from attn4.kernels.shared.preprocess import Preprocess
+from attn4.kernels.shared.gradient_pass import GradientPass
+from attn4.kernels.shared.key_tiles import find_key_tile
 from attn4.kernels.shared.query_blocks import first_block
 from attn4.kernels.shared.scheduler import Lengths
+from attn4.kernels.shared.sums import GROUP
 from attn4.kernels.sm100.backward.gradient import KeyGradient, differentiate
 from attn4.kernels.sm100.backward.mma import Products, multiply
-from attn4.kernels.sm100.backward.reduce import GROUP, Slices, reduce
+from attn4.kernels.sm100.backward.reduce import Slices, reduce
 from attn4.kernels.sm100.backward.store import store
 
 
@@ -39,56 +38,19 @@ class Copies:
     dv_out: Copy
 
 
-class Backward(BackwardKernel):
-    """The kernels of one plan: row statistics, the gradients, and dQ rounded."""
+class Backward(GradientPass):
+    """The kernels of one plan."""
 
-    @cute.jit
-    def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments
-        self,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        out: cute.Tensor,
-        dout: cute.Tensor,
-        lse: cute.Tensor,
-        dlse: cute.Tensor | None,
-        dq: cute.Tensor,
-        dk: cute.Tensor,
-        dv: cute.Tensor,
-        minus_lse: cute.Tensor,
-        minus_delta: cute.Tensor,
-        dq_sum: cute.Tensor,
-        softmax_scale: Float32,
-        window_left: Int32,
-        window_right: Int32,
-        cu_seqlens_q: cute.Tensor | None,
-        cu_seqlens_k: cute.Tensor | None,
-        seqused_q: cute.Tensor | None,
-        seqused_k: cute.Tensor | None,
-        stream,
-    ):
-        plan = self.plan
-        query, out, dout, dq = (tma.rows_first(x, plan.cu_seqlens_q) for x in (q, out, dout, dq))
-        key, value, dk, dv = (tma.rows_first(x, plan.cu_seqlens_k) for x in (k, v, dk, dv))
-        lengths = self.lengths(query, key, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k))
-        results = Results(out, dout, lse, dlse)
-        workspace = Workspace(minus_lse, minus_delta, dq_sum)
-        Preprocess(plan).launch(results, workspace, lengths, stream)
-        if cutlass.const_expr(plan.cu_seqlens_k):
-            dk, dv = tma.bounded_rows(dk), tma.bounded_rows(dv)
-        copies = Copies(
-            **self.operand_copies(query, key, value, dout),
-            dk_out=Copy(*self.atom("dk_out", dk, tma.STORE)),
-            dv_out=Copy(*self.atom("dv_out", dv, tma.STORE)),
+    def prepared(self, operands, results, workspace, lengths, scalars):
+        """The kernel, to be launched; dK and dV leave by bulk copies."""
+        if self.plan.cu_seqlens_k:
+            results = tuple(tma.bounded_rows(rows) for rows in results)
+        dk_out, dv_out = (
+            Copy(*self.atom(name, rows, tma.STORE))
+            for name, rows in zip(("dk_out", "dv_out"), results, strict=True)
         )
-        scalars = GradientScalars(softmax_scale, window_left, window_right)
-        self.kernel(copies, workspace, lengths, scalars).launch(
-            grid=[count_key_tiles(plan, lengths), 1, 1],
-            block=[plan.threads, 1, 1],
-            stream=stream,
-            min_blocks_per_mp=1,
-        )
-        Postprocess(plan).launch(workspace, dq, lengths, softmax_scale, stream)
+        copies = Copies(**operands, dk_out=dk_out, dv_out=dv_out)
+        return self.kernel(copies, workspace, lengths, scalars)
 
     @cute.kernel
     def kernel(self, copies: Copies, workspace: Workspace, lengths: Lengths, scalars: GradientScalars):
@@ -100,10 +62,7 @@ class Backward(BackwardKernel):
         tensor = TensorArena(plan, arena.pointer("tensor_address", Int32))
         multiplying = plan.role("mma").first_warp
         if warp == multiplying:
-            with cute.arch.elect_one():
-                for ring in rings.values():
-                    ring.initialise()
-            cute.arch.mbarrier_init_fence()
+            initialise(rings)
             tensor.allocate()
         cute.arch.sync_threads()
         tensor.open()

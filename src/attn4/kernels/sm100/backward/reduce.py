@@ -8,9 +8,7 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import bulk, lock, tensor_memory
 from attn4.kernels.dsl.carried import Carried
-
-GROUP = 4
-"""Columns that lie together in the sums: 16 bytes, what a thread writes at once."""
+from attn4.kernels.shared.sums import GROUP
 
 BARRIER = 1
 """The named barrier of this warpgroup."""

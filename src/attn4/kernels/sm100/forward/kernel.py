@@ -10,8 +10,9 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, tma
 from attn4.kernels.dsl.carried import Bundle
-from attn4.kernels.dsl.channel import Consumer, Producer
+from attn4.kernels.dsl.channel import Consumer, Producer, initialise
 from attn4.kernels.dsl.pair import Pair, launch_shape
+from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.dsl.tensor_memory import TensorArena
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
@@ -101,10 +102,7 @@ class Forward(ForwardKernel):
         tensor = TensorArena(plan, arena.pointer("tensor_address", Int32))
         multiplying = plan.role("mma").first_warp
         if warp == multiplying:
-            with cute.arch.elect_one():
-                for ring in rings.values():
-                    ring.initialise()
-            cute.arch.mbarrier_init_fence()
+            initialise(rings)
             tensor.allocate()
         pair.synchronise()
         tensor.open()
@@ -116,20 +114,20 @@ class Forward(ForwardKernel):
         # One branch a role: nothing of the later ones is alive in registers while an earlier one runs.
         softening, correcting = plan.role("softmax0"), plan.role("correction")
         if warp < correcting.first_warp:
-            cute.arch.setmaxregister_increase(softening.registers)
+            reallocate(plan, softening)
             index = warp // softening.warps
             thread = cute.arch.thread_idx()[0] - index * WARPGROUP
             memory = (tensor, arena.rows("row_stats", Float32, index))
             row = RowSoftmax(plan, bounds, scalars.scale_log2, index, memory, thread)
             soften(self.stream(place), row, self.softmax_ends(rings, index))
         elif warp < multiplying:
-            cute.arch.setmaxregister_decrease(correcting.registers)
+            reallocate(plan, correcting)
             stats = [arena.rows("row_stats", Float32, i) for i in range(plan.query_tiles)]
             memory = (tensor, stats, self.tile(arena, "out"))
             corrector = Corrector(plan, bounds, scalars, outputs, memory, self.thread(correcting))
             correct(self.stream(place), corrector, self.correction_ends(rings))
         else:
-            cute.arch.setmaxregister_decrease(plan.role("mma").registers)
+            reallocate(plan, plan.role("mma"))
             if pair.leads(warp == multiplying):
                 query, key, value = (self.tile(arena, name) for name in ("query", "key", "value"))
                 products = Products(plan, self.dtype, (query, key, transposed(value)), tensor)
@@ -154,10 +152,6 @@ class Forward(ForwardKernel):
         rings, words, bounds, lengths = place
         announced = Consumer(rings["tile"]) if self.plan.schedule.dynamic else None
         return TileStream(self.plan, TileOrder(self.plan, bounds, lengths), words, announced)
-
-    def thread(self, role):
-        """Number of this thread in its warpgroup."""
-        return cute.arch.thread_idx()[0] - role.first_warp * cute.arch.WARP_SIZE
 
     def softmax_ends(self, rings, index):
         """What the softmax warpgroup of query tile ``index`` takes and hands over."""

@@ -19,7 +19,6 @@ from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.shared.key_tiles import first_query_block, following_query_block
 from attn4.kernels.shared.softmax import to_operand
 
-GROUP_THREADS = 128
 FOUR = 4
 """Registers that one instruction adds to consecutive sums."""
 
@@ -67,7 +66,7 @@ class Operands(Fixed):
         self.dq_mma = mma.tiled_product(
             dtype, over, plan.head_dim // over[1], mma.MN_MAJOR, mma.SHARED, a_major=mma.MN_MAJOR
         )
-        first = cute.arch.make_warp_uniform(thread // GROUP_THREADS) * GROUP_THREADS
+        first = cute.arch.make_warp_uniform(thread // mma.GROUP_THREADS) * mma.GROUP_THREADS
         scores, dv, dk, dq = (
             product.get_slice(first) for product in (self.scores_mma, self.dv_mma, self.dk_mma, self.dq_mma)
         )

@@ -8,19 +8,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from attn4.kernels.dsl import math, mma, tma
+from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.carried import Bundle
-from attn4.kernels.dsl.channel import Consumer, Producer, Turn
+from attn4.kernels.dsl.channel import Consumer, Producer, Turn, initialise
 from attn4.kernels.dsl.exchange import store_exchanged
+from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena
-from attn4.kernels.shared.gradient_call import BackwardKernel, Copy, GradientScalars, Results, Workspace
+from attn4.kernels.shared.gradient_call import Copy, GradientScalars, Workspace
 from attn4.kernels.shared.gradient_load import load
-from attn4.kernels.shared.key_tiles import count_key_tiles, find_key_tile
-from attn4.kernels.shared.postprocess import Postprocess
-from attn4.kernels.shared.preprocess import Preprocess
+from attn4.kernels.shared.gradient_pass import GradientPass
+from attn4.kernels.shared.key_tiles import find_key_tile
 from attn4.kernels.shared.query_blocks import first_block
 from attn4.kernels.shared.scheduler import Lengths
-from attn4.kernels.sm90.backward.differentiate import GROUP_THREADS, Operands, QuerySums, Worker, run
+from attn4.kernels.sm90.backward.differentiate import Operands, QuerySums, Worker, run
 
 
 @dataclass(frozen=True)
@@ -41,49 +41,12 @@ class Gradients:
     dv: cute.Tensor
 
 
-class Backward(BackwardKernel):
-    """The kernels of one plan: row statistics, the gradients, and dQ rounded."""
+class Backward(GradientPass):
+    """The kernels of one plan."""
 
-    @cute.jit
-    def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments
-        self,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        out: cute.Tensor,
-        dout: cute.Tensor,
-        lse: cute.Tensor,
-        dlse: cute.Tensor | None,
-        dq: cute.Tensor,
-        dk: cute.Tensor,
-        dv: cute.Tensor,
-        minus_lse: cute.Tensor,
-        minus_delta: cute.Tensor,
-        dq_sum: cute.Tensor,
-        softmax_scale: Float32,
-        window_left: Int32,
-        window_right: Int32,
-        cu_seqlens_q: cute.Tensor | None,
-        cu_seqlens_k: cute.Tensor | None,
-        seqused_q: cute.Tensor | None,
-        seqused_k: cute.Tensor | None,
-        stream,
-    ):
-        plan = self.plan
-        query, out, dout, dq = (tma.rows_first(x, plan.cu_seqlens_q) for x in (q, out, dout, dq))
-        key, value, dk, dv = (tma.rows_first(x, plan.cu_seqlens_k) for x in (k, v, dk, dv))
-        lengths = self.lengths(query, key, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k))
-        workspace = Workspace(minus_lse, minus_delta, dq_sum)
-        Preprocess(plan).launch(Results(out, dout, lse, dlse), workspace, lengths, stream)
-        copies = Copies(**self.operand_copies(query, key, value, dout))
-        scalars = GradientScalars(softmax_scale, window_left, window_right)
-        self.kernel(copies, workspace, Gradients(dk, dv), lengths, scalars).launch(
-            grid=[count_key_tiles(plan, lengths), 1, 1],
-            block=[plan.threads, 1, 1],
-            stream=stream,
-            min_blocks_per_mp=1,
-        )
-        Postprocess(plan).launch(workspace, dq, lengths, softmax_scale, stream)
+    def prepared(self, operands, results, workspace, lengths, scalars):
+        """The kernel, to be launched; dK and dV are written by threads."""
+        return self.kernel(Copies(**operands), workspace, Gradients(*results), lengths, scalars)
 
     @cute.kernel
     def kernel(
@@ -100,10 +63,7 @@ class Backward(BackwardKernel):
         arena = Arena(plan)
         rings = arena.rings()
         if warp == 0:
-            with cute.arch.elect_one():
-                for ring in rings.values():
-                    ring.initialise()
-            cute.arch.mbarrier_init_fence()
+            initialise(rings)
         cute.arch.sync_threads()
 
         bounds = self.bounds(scalars)
@@ -112,13 +72,13 @@ class Backward(BackwardKernel):
         if tile.key_block >= 0:
             first = first_block(plan, lengths, tile.batch)
             if warp < role.first_warp:
-                cute.arch.setmaxregister_decrease(plan.role("load").registers)
+                reallocate(plan, plan.role("load"))
                 if warp == 0:
                     stats = self.row_stats(arena, workspace, first)
                     ends = self.ends(rings, "load")
                     load(plan, tile, lengths.group, self.operand_tiles(arena, copies), stats, ends)
             else:
-                cute.arch.setmaxregister_increase(role.registers)
+                reallocate(plan, role)
                 place = (tile, bounds, lengths.group)
                 rows = cute.domain_offset((0, first, 0), workspace.dq_sum)
                 sums = QuerySums(plan, bounds, rows, tile.kv_head * lengths.group, self.thread(role))
@@ -133,7 +93,7 @@ class Backward(BackwardKernel):
         groups = plan.role("differentiate").warps // 4
         tiles = {name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores")}
         ops = Operands(plan, self.dtype, groups, thread, tiles)
-        turn = Turn(plan.channel("turn"), cute.arch.make_warp_uniform(thread // GROUP_THREADS))
+        turn = Turn(plan.channel("turn"), cute.arch.make_warp_uniform(thread // mma.GROUP_THREADS))
         return Worker(ops, place, scalars.softmax_scale * math.LOG2_E, self.statistics(arena), turn)
 
     def worker_ends(self, rings, sums):

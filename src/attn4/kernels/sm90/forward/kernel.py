@@ -9,7 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, mma, tma
-from attn4.kernels.dsl.channel import Consumer, Producer, Turn
+from attn4.kernels.dsl.channel import Consumer, Producer, Turn, initialise
+from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena, transposed
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
 from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule, tile_source
@@ -17,7 +18,7 @@ from attn4.kernels.shared.softmax import OnlineSoftmax
 from attn4.kernels.shared.stream import TileStream
 from attn4.kernels.sm90.forward.attend import Worker, attend
 from attn4.kernels.sm90.forward.load import load
-from attn4.kernels.sm90.forward.operands import GROUP_THREADS, Operands
+from attn4.kernels.sm90.forward.operands import Operands
 from attn4.kernels.sm90.forward.store import ExchangedStore, StagedStore
 
 TILES = ("query", "key", "value")
@@ -42,9 +43,9 @@ class Forward(ForwardKernel):
         """What an attending warpgroup works with."""
         plan = self.plan
         attending = plan.role("attend")
-        groups = attending.warps * cute.arch.WARP_SIZE // GROUP_THREADS
-        thread = cute.arch.thread_idx()[0] - attending.first_warp * cute.arch.WARP_SIZE
-        group = cute.arch.make_warp_uniform(thread // GROUP_THREADS)
+        groups = attending.warps * cute.arch.WARP_SIZE // mma.GROUP_THREADS
+        thread = self.thread(attending)
+        group = cute.arch.make_warp_uniform(thread // mma.GROUP_THREADS)
         query_source = mma.REGISTERS if plan.query_in_registers else mma.SHARED
         scores_mma = mma.tiled_product(self.dtype, groups, plan.tile_n, mma.K_MAJOR, query_source)
         output_mma = mma.tiled_product(self.dtype, groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS)
@@ -108,10 +109,7 @@ class Forward(ForwardKernel):
         arena = Arena(plan)
         rings = arena.rings()
         if warp == 0:
-            with cute.arch.elect_one():
-                for ring in rings.values():
-                    ring.initialise()
-            cute.arch.mbarrier_init_fence()
+            initialise(rings)
         cute.arch.sync_threads()
 
         bounds = self.bounds(scalars)
@@ -120,7 +118,7 @@ class Forward(ForwardKernel):
         stream = TileStream(plan, order, words, Consumer(rings["tile"]))
         loading, scheduling, attending = (plan.role(name) for name in ("load", "schedule", "attend"))
         if warp < attending.first_warp:
-            cute.arch.setmaxregister_decrease(loading.registers)
+            reallocate(plan, loading)
             if warp == loading.first_warp:
                 ends = tuple(Producer(rings[name]) for name in TILES)
                 load(stream, lengths.group, self.row_tiles(arena, copies), ends)
@@ -132,7 +130,7 @@ class Forward(ForwardKernel):
                     words,
                 )
         else:
-            cute.arch.setmaxregister_increase(attending.registers)
+            reallocate(plan, attending)
             worker = self.worker(arena, bounds, scalars.scale_log2)
             ends = tuple(Consumer(rings[name]) for name in TILES)
             attend(stream, worker, self.store(arena, bounds, outputs, worker.ops), ends)

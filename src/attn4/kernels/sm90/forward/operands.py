@@ -10,9 +10,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
+from attn4.kernels.dsl import mma
 from attn4.kernels.dsl.carried import Fixed
-
-GROUP_THREADS = 128
 
 
 class Operands(Fixed):
@@ -23,7 +22,7 @@ class Operands(Fixed):
         self.output_mma = output_mma
         self.thread = thread
         self.shared_query = query
-        first_thread = cute.arch.make_warp_uniform(thread // GROUP_THREADS) * GROUP_THREADS
+        first_thread = cute.arch.make_warp_uniform(thread // mma.GROUP_THREADS) * mma.GROUP_THREADS
         scores = scores_mma.get_slice(first_thread)
         output = output_mma.get_slice(first_thread)
         self.key = scores.make_fragment_B(scores.partition_B(key))
