@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +14,20 @@ from attn4.artifact.emulated import emulated, load_emulated
 from attn4.emulator.grid import Grid, Residency
 from attn4.emulator.hazards.findings import Hazard
 from attn4.emulator.runner import Runner
-from attn4.emulator.schedule import Schedule
+from attn4.emulator.schedule import Random, Schedule
 from attn4.machine import machine
 from attn4.plan.choose import choose
 from attn4.plan.plan import Plan
 from attn4.plan.workspace import workspace
 from case_inputs import Inputs
-from gradient_judge import Gradients, Incoming
+from gradient_judge import (
+    Gradients,
+    Incoming,
+    eager_gradients,
+    gradient_oracle,
+    incoming,
+    judge_gradients,
+)
 from problem_case import Case
 
 UNBOUNDED = 2**30
@@ -78,6 +87,31 @@ def differentiate(
             *lengths,
         )
     return Run(gradients, own[2][..., : plan.tile_m * plan.head_dim], tuple(runner.grids))
+
+
+def judged(case: Case, schedule: Schedule, dout: Tensor | None = None, **options: Any) -> Run:
+    """One backward pass, judged, without a hazard; ``dout`` instead of the gradient that the case makes."""
+    inputs = case.inputs("cpu")
+    given = incoming(case, inputs)
+    given = given if dout is None else replace(given, dout=dout)
+    run = differentiate(case, inputs, given, schedule, **options)
+    judge_gradients(
+        run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given), given
+    )
+    assert run.findings == []
+    return run
+
+
+def sum_bits(case: Case, seeds: Iterable[int], **options: Any) -> list[Tensor]:
+    """The bits of the sums of dQ under random schedules, all CTAs resident; hazards are looked for once."""
+    inputs = case.inputs("cpu")
+    given = incoming(case, inputs)
+    found = []
+    for seed in seeds:
+        run = differentiate(case, inputs, given, Random(seed), sms=8, hazards=seed == 0, **options)
+        assert run.findings == []
+        found.append(run.dq_sum.view(torch.int32))
+    return found
 
 
 def _unwritten(x: Tensor) -> Tensor:

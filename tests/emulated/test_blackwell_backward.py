@@ -17,8 +17,8 @@ from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
 from attn4.plan.choose import unsupported
 from cases import CASES
-from emulated.backward_kernel import differentiate
-from gradient_judge import eager_gradients, gradient_oracle, incoming, judge_gradients
+from emulated.backward_kernel import differentiate, judged, sum_bits
+from gradient_judge import incoming
 from problem_case import Case
 
 pytestmark = [
@@ -54,19 +54,6 @@ SCHEDULES = {
 }
 
 
-def check(case, schedule, dout=None, **options):
-    """The kernel's gradients under ``schedule``, judged."""
-    inputs = case.inputs("cpu")
-    given = incoming(case, inputs)
-    given = given if dout is None else replace(given, dout=dout)
-    run = differentiate(case, inputs, given, schedule, **options)
-    judge_gradients(
-        run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given), given
-    )
-    assert run.findings == []
-    return run
-
-
 def without_kernel(case):
     """Whether the case needs something of which no plan exists."""
     problem = replace(case.problem(), direction="backward")
@@ -87,13 +74,13 @@ def is_small(case):
     "case", [pytest.param(PLAIN, marks=pytest.mark.slow), CAUSAL, PACKED], ids=lambda case: case.name
 )
 def test_the_kernels_give_the_gradient_of_attention(case):
-    check(case, Adversarial(late=True))
+    judged(case, Adversarial(late=True))
 
 
 @pytest.mark.slow
 def test_a_key_is_summed_over_the_query_heads_of_its_group():
     case = replace(CAUSAL, name="grouped", seqlen_q=130, seqlen_k=200, heads=4, kv_heads=2, head_dim=64)
-    check(case, RoundRobin())
+    judged(case, RoundRobin())
 
 
 @pytest.mark.slow
@@ -101,7 +88,7 @@ def test_a_key_is_summed_over_the_query_heads_of_its_group():
 def test_every_interleaving_gives_the_same_dk_and_dv_without_a_hazard(schedule):
     inputs = CAUSAL.inputs("cpu")
     expected = differentiate(CAUSAL, inputs, incoming(CAUSAL, inputs), RoundRobin(), hazards=False)
-    found = check(CAUSAL, SCHEDULES[schedule]())
+    found = judged(CAUSAL, SCHEDULES[schedule]())
     for x, y in zip(expected.gradients[1:], found.gradients[1:], strict=True):
         assert torch.equal(x.view(torch.int16), y.view(torch.int16))
 
@@ -112,29 +99,15 @@ RESIDENT = Case(
 """Four tiles of keys, which add to one block of dQ at the same time."""
 
 
-def sums(deterministic, seeds):
-    """The bits of the sums of dQ under random schedules, all CTAs resident."""
-    inputs = RESIDENT.inputs("cpu")
-    given = incoming(RESIDENT, inputs)
-    found = []
-    for seed in seeds:
-        run = differentiate(
-            RESIDENT, inputs, given, Random(seed), deterministic=deterministic, sms=8, hazards=seed == 0
-        )
-        assert run.findings == []
-        found.append(run.dq_sum.view(torch.int32))
-    return found
-
-
 @pytest.mark.slow
 def test_deterministic_sums_have_the_same_bits_under_every_schedule():
-    first, *others = sums(True, range(20))
+    first, *others = sum_bits(RESIDENT, range(20), deterministic=True)
     assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.slow
 def test_other_sums_differ_under_the_same_schedules():
-    first, *others = sums(False, range(20))
+    first, *others = sum_bits(RESIDENT, range(20))
     assert any(not torch.equal(first, other) for other in others)
 
 
@@ -144,7 +117,7 @@ def test_other_sums_differ_under_the_same_schedules():
 )
 def test_a_grid_of_which_only_one_cta_is_resident_comes_to_its_end(mask):
     case = replace(RESIDENT, seqlen_q=400, kv_heads=1, heads=2, **mask)
-    check(case, RoundRobin(), deterministic=True, sms=1)
+    judged(case, RoundRobin(), deterministic=True, sms=1)
 
 
 @pytest.mark.slow
@@ -171,7 +144,7 @@ def test_a_step_counts_what_feeds_and_speeds_say():
 @pytest.mark.slow
 def test_an_incoming_gradient_may_be_expanded():
     case = replace(CAUSAL, name="expanded", kv_heads=2)
-    check(case, RoundRobin(), dout=torch.randn(case.head_dim).bfloat16().expand(case.q_shape))
+    judged(case, RoundRobin(), dout=torch.randn(case.head_dim).bfloat16().expand(case.q_shape))
 
 
 @pytest.mark.slow
@@ -181,4 +154,4 @@ def test_every_small_case_of_the_list_is_differentiated_on_an_emulated_b200(case
         pytest.skip("no plan for this backward pass")
     if case.name in ROUNDED_AWAY:
         pytest.skip("the LSE of such scores does not give their weights")
-    check(case, Random(3))
+    judged(case, Random(3))

@@ -14,9 +14,9 @@ pytest.importorskip("tvm_ffi")
 from attn4.artifact.key import toolchain
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
-from emulated import backward_kernel
+from emulated.backward_kernel import differentiate, judged, sum_bits
 from emulated.test_blackwell_backward import CAUSAL, GRADIENTS, PACKED, PLAIN, RESIDENT, SCHEDULES
-from gradient_judge import eager_gradients, gradient_oracle, incoming, judge_gradients
+from gradient_judge import incoming
 
 pytestmark = [
     pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
@@ -24,21 +24,7 @@ pytestmark = [
 ]
 
 
-def differentiate(case, inputs, given, schedule, **options):
-    return backward_kernel.differentiate(case, inputs, given, schedule, arch="sm_90a", **options)
-
-
-def check(case, schedule, **options):
-    """The kernel's gradients under ``schedule``, judged."""
-    inputs = case.inputs("cpu")
-    given = incoming(case, inputs)
-    run = differentiate(case, inputs, given, schedule, **options)
-    judge_gradients(
-        run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given), given
-    )
-    assert run.findings == []
-    return run
-
+HOPPER = {"arch": "sm_90a"}
 
 CASES = {
     "plain": PLAIN,
@@ -56,7 +42,7 @@ CASES = {
     "name", [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "causal"] + ["causal"]
 )
 def test_the_kernels_give_the_gradient_of_attention(name):
-    check(CASES[name], Adversarial(late=True))
+    judged(CASES[name], Adversarial(late=True), **HOPPER)
 
 
 @pytest.mark.slow
@@ -64,8 +50,8 @@ def test_the_kernels_give_the_gradient_of_attention(name):
 def test_every_interleaving_gives_the_same_dk_and_dv_without_a_hazard(schedule):
     case = CASES["causal"]
     inputs = case.inputs("cpu")
-    expected = differentiate(case, inputs, incoming(case, inputs), RoundRobin(), hazards=False)
-    found = check(case, SCHEDULES[schedule]())
+    expected = differentiate(case, inputs, incoming(case, inputs), RoundRobin(), hazards=False, **HOPPER)
+    found = judged(case, SCHEDULES[schedule](), **HOPPER)
     for x, y in zip(expected.gradients[1:], found.gradients[1:], strict=True):
         assert torch.equal(x.view(torch.int16), y.view(torch.int16))
 
@@ -77,7 +63,7 @@ def test_a_step_makes_five_products_and_an_exponential_a_score():
     for steps in (4, 8):
         case = replace(PLAIN, seqlen_q=64 * steps, seqlen_k=128)
         inputs = case.inputs("cpu")
-        run = differentiate(case, inputs, incoming(case, inputs), Random(1), hazards=False)
+        run = differentiate(case, inputs, incoming(case, inputs), Random(1), hazards=False, **HOPPER)
         counts.append(report(run.grids).kernels[GRADIENTS].counts)
     step = {name: (counts[1][name] - counts[0].get(name, 0)) // 4 for name in counts[1]}
     product = 2 * 64 * 128 * 128
@@ -86,30 +72,18 @@ def test_a_step_makes_five_products_and_an_exponential_a_score():
     assert step["mufu.ex2"] == 64 * 128 // 32
 
 
-def sums(deterministic, seeds):
-    """The bits of the sums of dQ under random schedules, all CTAs resident."""
-    case = replace(RESIDENT, seqlen_q=100)
-    inputs = case.inputs("cpu")
-    given = incoming(case, inputs)
-    runs = [
-        differentiate(
-            case, inputs, given, Random(seed), deterministic=deterministic, sms=8, hazards=seed == 0
-        )
-        for seed in seeds
-    ]
-    assert all(run.findings == [] for run in runs)
-    return [run.dq_sum.view(torch.int32) for run in runs]
+ADDING = replace(RESIDENT, seqlen_q=100)
 
 
 @pytest.mark.slow
 def test_deterministic_sums_have_the_same_bits_under_every_schedule():
-    first, *others = sums(True, range(8))
+    first, *others = sum_bits(ADDING, range(8), deterministic=True, **HOPPER)
     assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.slow
 def test_other_sums_differ_under_the_same_schedules():
-    first, *others = sums(False, range(8))
+    first, *others = sum_bits(ADDING, range(8), **HOPPER)
     assert any(not torch.equal(first, other) for other in others)
 
 
@@ -117,4 +91,4 @@ def test_other_sums_differ_under_the_same_schedules():
 @pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=["full", "causal"])
 def test_a_grid_of_which_only_one_cta_is_resident_comes_to_its_end(mask):
     case = replace(RESIDENT, seqlen_q=200, seqlen_k=300, heads=2, **mask)
-    check(case, RoundRobin(), deterministic=True, sms=1)
+    judged(case, RoundRobin(), deterministic=True, sms=1, **HOPPER)
