@@ -182,10 +182,10 @@ class Turn(Fixed):
                 self._arrive(Int32(0))
 
     @cute.jit
-    def take(self):
-        """Wait for this warpgroup's turn."""
+    def take(self, after=0):
+        """Wait for this warpgroup's turn; not before ``after``, a zero, is known."""
         if cutlass.const_expr(self.channel is not None):
-            self._wait(self.group)
+            self._wait(self.group + after)
 
     @cute.jit
     def give(self):

@@ -88,6 +88,14 @@ def zero_of(value):
     )
 
 
+def zero_of_all(words):
+    """`zero_of` pairs of 16-bit floats that are not negative: what it is added to comes after all of them."""
+    either = words[0]
+    for word in words[1:]:
+        either = either | word
+    return zero_of(either)
+
+
 def bits_from(first):
     """A word whose bits from ``first`` on are set: all of them if it is negative, none from 32 on."""
     return cute.arch.inline_ptx(

@@ -126,19 +126,33 @@ class Worker(Fixed):
         mma.start(ops.dq_mma, dq, ops.dscores_t[None, None, None, slot], ops.key_t, zero=True)
         return dq
 
+    @property
+    def pairs(self) -> int:
+        """Pairs of queries of a step that a thread has."""
+        return self.plan.tile_m // 4 // PAIR
+
     @cute.jit
-    def exponentiate(self, scores, walk, slot):
-        """P^T of the scores of the queries in ``slot``, rounded for dV too."""
+    def hide(self, scores, walk):
+        """Make -inf of the scores that the mask hides."""
         if self.bounds.hides(self.tile, walk.block):
             self._mask(scores, walk.block)
+
+    def exponentiate(self, scores, pair: int, slot):
+        """P^T of one pair of the queries in ``slot``, in the registers of their scores and, rounded, for dV."""
         by_row = mma.by_row(scores)
-        for pair in cutlass.range_constexpr(cute.size(by_row, mode=[1]) // PAIR):
-            lse = self._pair(0, pair, slot)
-            for half in cutlass.range_constexpr(2):
-                for i in cutlass.range_constexpr(PAIR):
-                    score = by_row[half, PAIR * pair + i] * self.scale_log2 + lse[i]
-                    by_row[half, PAIR * pair + i] = cute.math.exp2(score, fastmath=True)
-        to_operand(scores, self.ops.probabilities)
+        words = cute.recast_tensor(self.ops.probabilities, Int32)
+        lse = self._pair(0, pair, slot)
+        for half in range(2):
+            both = [
+                cute.math.exp2(by_row[half, PAIR * pair + i] * self.scale_log2 + lse[i], fastmath=True)
+                for i in range(PAIR)
+            ]
+            words[2 * pair + half] = math.pack(*both, self.ops.dtype)
+
+    def exponentiated(self, pairs: int):
+        """A zero that is known when P^T of so many pairs is."""
+        words = cute.recast_tensor(self.ops.probabilities, Int32)
+        return math.zero_of_all([words[i] for i in range(2 * pairs)])
 
     @cute.jit
     def differentiate(self, dprobabilities, slot):
@@ -222,14 +236,16 @@ class QuerySums(Carried):
                 cute.arch.sync_warp()
                 self.owed = cutlass.Int64(counter.toint())
 
-    @cute.jit
-    def add(self, values, walk):
-        """Add a thread's registers to the sums of a step; the order is that of `sum_layout`."""
+    def add(self, values, walk, part: int = 0, parts: int = 1):
+        """Add one of equal parts of a thread's registers to the sums of a step, if it is one; the order is
+        that of `sum_layout`.
+        """
         sums = self.of(walk)
         threads = self.plan.role("differentiate").warps * cute.arch.WARP_SIZE
-        for four in cutlass.range_constexpr(cute.size(values) // FOUR):
+        fours = cute.size(values) // FOUR
+        for four in range(part * fours // parts, (part + 1) * fours // parts):
             registers = [values[FOUR * four + i] for i in range(FOUR)]
-            add_four(sums + FOUR * (threads * four + self.thread), registers)
+            add_four(sums + FOUR * (threads * four + self.thread), registers, walk.number)
 
     @cute.jit
     def give_turn(self):
@@ -261,7 +277,7 @@ def run(worker, ends):
         worker.turn.take()
         scores = worker.start_scores(ends.ahead.wait())
         worker.turn.give()
-        ends = exponentiate(worker, walk, ends, scores, 0)
+        ends = exponentiate(worker, walk, ends, scores)
         ends, dprobabilities = start_from_values(worker, ends, first=True)
         ends = differentiate(worker, ends, dprobabilities)
         for _ in cutlass.range((tile.last - tile.first) * worker.group - 1, unroll=1):
@@ -283,13 +299,8 @@ def step(worker, walk, before, ends):
     ends.dscores.advance()
     ends.sums.give_turn()
     following = walk.following()
-    ends = exponentiate(worker, following, ends, scores, 1)
-    ends.sums.take_turn(before)
-    ends.query.arrive()
-    ends.query.advance()
+    ends = exponentiate(worker, following, ends, scores, (dq, before))
     ends, dprobabilities = start_from_values(worker, ends, first=False)
-    mma.wait(2)
-    ends.sums.add(dq, before)
     ends = differentiate(worker, ends, dprobabilities)
     return following, walk, ends
 
@@ -318,11 +329,25 @@ def finish(worker, walk, before, ends):
 
 
 @cute.jit
-def exponentiate(worker, walk, ends, scores, younger: cutlass.Constexpr[int]):
-    """P of a step from its scores, beside ``younger`` products that began after them."""
+def exponentiate(worker, walk, ends, scores, begun: cutlass.Constexpr = None):
+    """P of a step from its scores, when dK of the step before is complete as well.
+
+    Beside its second half the sums of a dQ leave that has ``begun``, (registers, walk): a warp can issue them
+    much faster than they leave, and would only wait.
+    """
     slot = ends.row_stats.wait()
-    mma.wait(younger)
-    worker.exponentiate(scores, walk, slot)
+    mma.wait(0 if begun is None else 1)
+    worker.hide(scores, walk)
+    for pair in cutlass.range_constexpr(worker.pairs):
+        part = pair - worker.pairs // 2
+        if cutlass.const_expr(begun is not None and part == 0):
+            ends.query.arrive(after=worker.exponentiated(pair))
+            ends.query.advance()
+            ends.sums.take_turn(begun[1])
+            mma.wait(0)
+        worker.exponentiate(scores, pair, slot)
+        if cutlass.const_expr(begun is not None and part >= 0):
+            ends.sums.add(*begun, part, worker.pairs - worker.pairs // 2)
     ends.ahead.advance()
     return ends
 
@@ -330,7 +355,7 @@ def exponentiate(worker, walk, ends, scores, younger: cutlass.Constexpr[int]):
 @cute.jit
 def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
     """Issue dV and dP of a step; returns the registers of dP."""
-    worker.turn.take()
+    worker.turn.take(after=worker.exponentiated(worker.pairs))
     slot = ends.dout.wait()
     worker.start_dv(slot, zero=first)
     dprobabilities = worker.start_dprobabilities(slot)
