@@ -72,6 +72,7 @@ def differentiate(
     batch = inputs.q.shape[0] if lengths[0] is None else len(lengths[0]) - 1
     room = workspace(plan, batch, heads, rows)
     own = [torch.full(shape, torch.nan) for shape in (room.row_stats, room.row_stats, room.dq_sum)]
+    counter = torch.zeros(2, dtype=torch.int32)
     gradients = _unwritten(inputs.q), _unwritten(inputs.k), _unwritten(inputs.v)
     runner = Runner(schedule, Residency(sms=sms), hazards=hazards)
     sides = (case.mask.left, case.mask.right)
@@ -85,7 +86,10 @@ def differentiate(
             case.softmax_scale,
             *bounds,
             *lengths,
+            counter if plan.schedule.counted else None,
+            sms,
         )
+    assert counter.tolist() == [0, 0], "the next launch needs its counter at zero"
     return Run(gradients, own[2][..., : plan.tile_m * plan.head_dim], tuple(runner.grids))
 
 

@@ -67,7 +67,8 @@ def compile_plan(plan):
     is), backward plans
 
         q, k, v, out, dout, lse, dlse, dq, dk, dv, minus_lse, minus_delta, dq_sum,
-        softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+        softmax_scale, window_left, window_right, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+        counter, ctas
 
     and the kernel that sorts batches
 
@@ -107,7 +108,6 @@ def compile_plan(plan):
 def forward_arguments(plan) -> tuple:
     """Fake arguments of a forward kernel."""
     dtype = DTYPES[plan.dtype]
-    counter = cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8)
     return (
         fake_rows(dtype, plan.cu_seqlens_q),
         fake_rows(dtype, plan.cu_seqlens_k),
@@ -119,8 +119,7 @@ def forward_arguments(plan) -> tuple:
         Int32(0),
         *fake_lengths(plan),
         fake_integers(plan.schedule.sorted_batches),
-        counter if plan.schedule.counted else None,
-        Int32(1),
+        *fake_grid(plan),
     )
 
 
@@ -146,7 +145,14 @@ def backward_arguments(plan) -> tuple:
         Int32(0),
         Int32(0),
         *fake_lengths(plan),
+        *fake_grid(plan),
     )
+
+
+def fake_grid(plan) -> tuple:
+    """The counter of tiles, if ``plan`` has one, and the greatest number of CTAs."""
+    counter = cute.runtime.make_fake_compact_tensor(Int32, (2,), assumed_align=8)
+    return (counter if plan.schedule.counted else None, Int32(1))
 
 
 def fake_lengths(plan) -> tuple:

@@ -97,7 +97,6 @@ def prepare(call: Call) -> Launch:
     wrong = invalid(problem)
     if wrong:
         raise ValueError(" ".join(wrong))
-    on_gpu = call.backend == "gpu"
     where = target(call)
     missing = runnable(problem, where)
     if missing:
@@ -117,9 +116,14 @@ def prepare(call: Call) -> Launch:
         window_left=bound(call.mask.left),
         window_right=bound(call.mask.right),
         counted=plan is not None and plan.schedule.counted,
-        ctas=sm_count(device) if on_gpu else emulated.CTAS,
+        ctas=most_ctas(call),
         scattered=scattered(call),
     )
+
+
+def most_ctas(call: Call) -> int:
+    """How many CTAs a persistent kernel is launched with at most: one for each SM."""
+    return sm_count(call.q.get_device()) if call.backend == "gpu" else emulated.CTAS
 
 
 def target(call: Call) -> Machine:

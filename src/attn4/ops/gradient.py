@@ -13,7 +13,7 @@ from attn4.machine import Machine
 from attn4.ops import gpu
 from attn4.ops.call import NO_VECTORS, Call, Vectors
 from attn4.ops.reference import ReferenceGradient
-from attn4.ops.workspace import uninitialised
+from attn4.ops.workspace import counter, uninitialised
 from attn4.plan.choose import choose, runnable
 from attn4.plan.plan import Plan
 from attn4.plan.workspace import workspace
@@ -53,6 +53,7 @@ def prepare_gradient(call: Call) -> Gradient:
         window=(gpu.bound(call.mask.left), gpu.bound(call.mask.right)),
         scattered=gpu.scattered(call),
         empty=call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape,
+        ctas=gpu.most_ctas(call),
     )
 
 
@@ -72,8 +73,8 @@ def refuse_without_gradient(call: Call) -> None:
 class KernelGradient:
     """Backward kernels and their constant arguments.
 
-    ``empty``: no query meets a key. ``scattered``: some inputs have strides that a kernel cannot take. A
-    kernel is loaded when it is first needed; there is one with a gradient of the LSE and one without.
+    ``empty``: no query meets a key. ``scattered``: some inputs have strides that a kernel cannot take.
+    ``ctas``: how many CTAs a persistent kernel is launched with at most. A kernel is loaded when it is first needed; there is one with a gradient of the LSE and one without.
     """
 
     problem: Problem
@@ -84,6 +85,7 @@ class KernelGradient:
     window: tuple[int, int]
     scattered: bool
     empty: bool
+    ctas: int
     _kernels: dict[bool, tuple[Plan, Callable[..., None]]] = field(default_factory=dict)
 
     def __call__(
@@ -122,6 +124,8 @@ class KernelGradient:
             self.softmax_scale,
             *self.window,
             *vectors[:4],
+            counter(self.device) if plan.schedule.counted else None,
+            self.ctas,
         )
         return gradients
 

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from attn4.machine import Machine
 from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
 from attn4.plan.plan import Channel, Plan, Role, Schedule
-from attn4.plan.sm90 import GROUP_THREADS, REGISTERS, SECTION_BYTES, WARPS_PER_GROUP
+from attn4.plan.sm90 import GROUP_THREADS, REGISTERS, TILE_RECORD_WORDS, WARPS_PER_GROUP
 from attn4.problem import Problem
+
+SECTION_BYTES = 8 * 2**20
+"""Q and dO of the heads of a section; with K, V, the sums of dQ, dK and dV four times as much is in use."""
 
 KEYS = 128
 """Keys of a CTA."""
@@ -22,7 +25,7 @@ GROUPS = 2
 """Warpgroups that compute, of 64 keys each."""
 
 STAGES = 2
-"""Slots of the rings of Q and dO."""
+"""Slots of the rings of Q, dO and K: K of the next tile is there before the last dQ of this one."""
 
 DSCORES = 3
 """Slots of dS: dQ of a step is in flight while dS of the next two are written."""
@@ -79,18 +82,27 @@ def schedule(problem: Problem) -> Schedule:
     sections of heads. Deterministic sums wait for each other, least in the order that `sm100_backward` takes.
     """
     if problem.deterministic:
-        return Schedule("shortest_first", persistent=False, section_bytes=SECTION_BYTES)
-    if problem.mask.kind == "full":
-        return Schedule("linear", persistent=False, rotated=True)
-    return Schedule("longest_first", persistent=False, section_bytes=SECTION_BYTES)
+        return Schedule("shortest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
+    if problem.mask.kind == "full" and not ragged(problem):
+        return Schedule("linear", persistent=True, rotated=True)
+    return Schedule("longest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
+
+
+def ragged(problem: Problem) -> bool:
+    """Whether sequences may differ in length."""
+    return bool(
+        problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
+    )
 
 
 def roles() -> tuple[Role, ...]:
     """A producing warpgroup, then the warpgroups that compute."""
     computing, producing = REGISTERS[GROUPS]
     return (
-        Role("load", 0, 1, producing, "copies K, V, and per step Q, dO and row statistics to shared memory"),
-        Role("idle", 1, 3, producing, "completes the warpgroup that gives registers away"),
+        Role("load", 0, 1, producing, "copies Q, dO and row statistics of each step to shared memory"),
+        Role("schedule", 1, 1, producing, "takes tiles and announces them"),
+        Role("load_keys", 2, 1, producing, "copies K and V of each tile to shared memory"),
+        Role("idle", 3, 1, producing, "completes the warpgroup that gives registers away"),
         Role("differentiate", 4, GROUPS * WARPS_PER_GROUP, computing, "all products, P and dS, sums of dQ"),
     )
 
@@ -102,12 +114,13 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
         return Piece(name=name, shape=(count, columns), dtype=tile.dtype, stages=stages)
 
     return (
-        rows("key", KEYS, tile.head_dim),
+        rows("key", KEYS, tile.head_dim, STAGES),
         rows("value", KEYS, tile.head_dim_v),
         rows("query", tile.rows, tile.head_dim, STAGES),
         rows("dout", tile.rows, tile.head_dim_v, STAGES),
         rows("dscores", KEYS, tile.rows, DSCORES),
         Piece(name="row_stats", shape=(2, tile.rows), dtype="float32", stages=STAGES),
+        Piece(name="tile", shape=(TILE_RECORD_WORDS,), dtype="int32"),
     )
 
 
@@ -122,12 +135,15 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
     warps = GROUPS * WARPS_PER_GROUP
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
 
-    def load(name: str, stages: int, empty: int) -> Channel:
-        return Channel(name, "tma", name, stages, "load", ("differentiate",), 1, empty, size[name])
+    consumers = ("differentiate",)
+
+    def load(name: str, stages: int, empty: int, role: str = "load") -> Channel:
+        return Channel(name, "tma", name, stages, role, consumers, 1, empty, size[name])
 
     return (
-        load("key", 1, 0),
-        load("value", 1, 0),
+        Channel("tile", "thread", "tile", 1, "schedule", ("load", "load_keys", *consumers), 1, warps + 2),
+        load("key", STAGES, warps, "load_keys"),
+        load("value", 1, warps, "load_keys"),
         load("query", STAGES, warps),
         load("row_stats", STAGES, 0),
         load("dout", STAGES, warps),

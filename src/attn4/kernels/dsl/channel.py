@@ -81,8 +81,9 @@ class Producer(End):
     """The side that fills slots."""
 
     def acquire(self):
-        """Wait until the next slot is free; returns its index."""
-        cute.arch.mbarrier_wait(self.ring.empty(self.index), self.phase ^ 1)
+        """Wait until the next slot is free, if that is for this channel to say; returns its index."""
+        if self.ring.channel.empty_arrivals:
+            cute.arch.mbarrier_wait(self.ring.empty(self.index), self.phase ^ 1)
         return self.index
 
     @property

@@ -34,6 +34,14 @@ class Results:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """Where dK and dV go, (rows, dim, heads, batch)."""
+
+    dk: cute.Tensor
+    dv: cute.Tensor
+
+
+@dataclass(frozen=True)
 class Workspace:
     """What the kernels of one pass hand to each other (see `attn4.plan.workspace.Workspace`).
 
@@ -99,11 +107,9 @@ class BackwardKernel(TileKernel):
         layout = cute.make_layout((rows, kinds, buffer.stages))
         return cute.make_tensor(arena.pointer("row_stats", Float32), layout)
 
-    def row_stats(self, arena, workspace: Workspace, first):
-        """The copies of the statistics of a sequence whose blocks begin at ``first``."""
-        both = (workspace.minus_lse, workspace.minus_delta)
-        sources = [cute.domain_offset((0, first, 0), rows) for rows in both]
-        return RowStats(sources, self.statistics(arena))
+    def row_stats(self, arena, workspace: Workspace):
+        """The copies of statistics."""
+        return RowStats((workspace.minus_lse, workspace.minus_delta), self.statistics(arena))
 
     def ends(self, rings, role: str):
         """What ``role`` takes and hands over."""

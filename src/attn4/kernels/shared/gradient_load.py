@@ -1,4 +1,4 @@
-"""The loading role of a backward kernel: K and V once, then what each step of queries needs."""
+"""The loading roles of a backward kernel: K and V of a tile, and what each step of queries needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from cutlass import Int32
 
 from attn4.kernels.dsl import bulk
 from attn4.kernels.dsl.carried import Fixed
-from attn4.kernels.shared.key_tiles import first_query_block, following_query_block
+from attn4.kernels.shared.key_tiles import first_query_block, following_query_block, key_tile
+from attn4.kernels.shared.query_blocks import first_block
+from attn4.kernels.shared.stream import hold_tile, next_tile, release_tile
+from attn4.kernels.shared.tiles import END_OF_WORK
 
 
 class RowStats(Fixed):
-    """Statistics of the query blocks of a sequence: ``sources``, each (heads, blocks, rows) in global memory,
-    and ``slots`` (rows, sources, slots) in shared memory.
+    """Statistics of query blocks: ``sources``, each (heads, blocks, rows) in global memory, and ``slots``
+    (rows, sources, slots) in shared memory.
     """
 
     def __init__(self, sources, slots):
@@ -32,29 +35,60 @@ class RowStats(Fixed):
 
 
 @cute.jit
-def load(plan: cutlass.Constexpr, tile, group: Int32, tiles, stats, ends):
-    """K and V once, then Q, dO and their statistics of each query block, of one head after the other."""
+def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
+    """All of the one tile of a CTA."""
+    ends = load_keys(tile, tiles, ends)
+    load_queries(plan, tile, lengths, tiles, stats, ends)
+
+
+@cute.jit
+def load_keys(tile, tiles, ends):
+    """K and V of a tile."""
     if tile.first < tile.last:
-        for name in cutlass.range_constexpr(2):
-            rows = tiles["value" if name else "key"]
-            end = ends.value if name else ends.key
-            end.expect()
-            rows.copy(
-                rows.of_sequence(tile.kv_head, tile.batch, tile.k_begin, tile.k_len),
-                tile.key_block,
-                Int32(0),
-                end.barrier,
-            )
+        place = (tile.kv_head, tile.batch, tile.k_begin, tile.k_len)
+        ends.key.send(tiles["key"], tiles["key"].of_sequence(*place), tile.key_block)
+        ends.value.send(tiles["value"], tiles["value"].of_sequence(*place), tile.key_block)
+    return ends
+
+
+@cute.jit
+def load_queries(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
+    """Q, dO and their statistics of each query block that sees the tile, of one head after the other."""
+    if tile.first < tile.last:
+        offset = first_block(plan, lengths, tile.batch)
         block = first_query_block(plan, tile)
-        for member in cutlass.range(group, unroll=1):
-            head = tile.kv_head * group + member
+        for member in cutlass.range(lengths.group, unroll=1):
+            head = tile.kv_head * lengths.group + member
             queries = tiles["query"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
             douts = tiles["dout"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
             for _ in cutlass.range(tile.last - tile.first, unroll=1):
                 ends.query.send(tiles["query"], queries, block)
                 # These slots need no barrier to come back: they are as many as those of Q, and come after it.
                 ends.row_stats.expect()
-                stats.copy(head, block, ends.row_stats.index, ends.row_stats.barrier)
+                stats.copy(head, offset + block, ends.row_stats.index, ends.row_stats.barrier)
                 ends.row_stats.advance()
                 ends.dout.send(tiles["dout"], douts, block)
                 block = following_query_block(tile, block)
+    return ends
+
+
+@cute.jit
+def follow_keys(stream, tiles, ends):
+    """K and V of one announced tile after another."""
+    stream, record = next_tile(stream)
+    while record.row_block != END_OF_WORK:
+        ends = load_keys(key_tile(record), tiles, ends)
+        stream, record = next_tile(stream)
+
+
+@cute.jit
+def follow_queries(stream, lengths, tiles, stats, ends):
+    """Q, dO and their statistics for one announced tile after another.
+
+    The next tile is taken only when all of one has been asked for (see `hold_tile`).
+    """
+    stream, record = hold_tile(stream)
+    while record.row_block != END_OF_WORK:
+        ends = load_queries(stream.plan, key_tile(record), lengths, tiles, stats, ends)
+        stream = release_tile(stream)
+        stream, record = hold_tile(stream)

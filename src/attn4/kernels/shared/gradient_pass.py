@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import tma
-from attn4.kernels.shared.gradient_call import BackwardKernel, GradientScalars, Results, Workspace
+from attn4.kernels.shared.gradient_call import BackwardKernel, Gradients, GradientScalars, Results, Workspace
 from attn4.kernels.shared.key_tiles import count_key_tiles
 from attn4.kernels.shared.postprocess import Postprocess
 from attn4.kernels.shared.preprocess import Preprocess
@@ -41,6 +42,8 @@ class GradientPass(BackwardKernel):
         cu_seqlens_k: cute.Tensor | None,
         seqused_q: cute.Tensor | None,
         seqused_k: cute.Tensor | None,
+        counter: cute.Tensor | None,
+        ctas: Int32,
         stream,
     ):
         plan = self.plan
@@ -51,8 +54,9 @@ class GradientPass(BackwardKernel):
         Preprocess(plan).launch(Results(out, dout, lse, dlse), workspace, lengths, stream)
         operands = self.operand_copies(query, key, value, dout)
         scalars = GradientScalars(softmax_scale, window_left, window_right)
-        self.prepared(operands, (dk, dv), workspace, lengths, scalars).launch(
-            grid=[count_key_tiles(plan, lengths), 1, 1],
+        tiles = count_key_tiles(plan, lengths)
+        self.prepared(operands, Gradients(dk, dv), workspace, lengths, scalars, counter).launch(
+            grid=[cutlass.min(ctas, tiles) if plan.schedule.persistent else tiles, 1, 1],
             block=[plan.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,

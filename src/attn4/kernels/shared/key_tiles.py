@@ -39,6 +39,11 @@ class KeyTile:
     first: Int32
     last: Int32
 
+    @property
+    def exists(self):
+        """Whether this is not past the last tile."""
+        return self.key_block >= 0
+
 
 def first_query_block(plan, tile):
     """Where the steps of a tile, or of each query head of its group, begin."""
@@ -176,10 +181,19 @@ def transposed_lengths(lengths, kv_heads) -> Lengths:
     )
 
 
+def key_order(plan, bounds, lengths) -> TileOrder:
+    """The tiles of keys by number, as records of the transposed problem (see `key_tile`)."""
+    turned = transposed_lengths(lengths, lengths.heads // lengths.group)
+    return TileOrder(transposed_plan(plan), bounds, turned)
+
+
 def find_key_tile(plan, bounds, lengths, number: Int32) -> KeyTile:
     """The tile of keys of that number; by one whole warp."""
-    turned = transposed_lengths(lengths, lengths.heads // lengths.group)
-    record = TileOrder(transposed_plan(plan), bounds, turned).find(number)
+    return key_tile(key_order(plan, bounds, lengths).find(number))
+
+
+def key_tile(record) -> KeyTile:
+    """What a record of the transposed problem says."""
     return KeyTile(
         key_block=record.row_block,
         kv_head=record.head,

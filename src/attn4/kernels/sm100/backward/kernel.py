@@ -41,8 +41,9 @@ class Copies:
 class Backward(GradientPass):
     """The kernels of one plan."""
 
-    def prepared(self, operands, results, workspace, lengths, scalars):
-        """The kernel, to be launched; dK and dV leave by bulk copies."""
+    def prepared(self, operands, gradients, workspace, lengths, scalars, counter):  # noqa: ARG002
+        """The kernel, to be launched, one CTA a tile; dK and dV leave by bulk copies."""
+        results = (gradients.dk, gradients.dv)
         if self.plan.cu_seqlens_k:
             results = tuple(tma.bounded_rows(rows) for rows in results)
         dk_out, dv_out = (
@@ -92,7 +93,7 @@ class Backward(GradientPass):
             if warp == plan.role("load").first_warp:
                 tiles = self.row_tiles(arena, copies)
                 ends = self.ends(rings, "load")
-                load(plan, tile, group, tiles, self.row_stats(arena, workspace, first), ends)
+                load(plan, tile, lengths, tiles, self.row_stats(arena, workspace), ends)
                 store(tile, tiles, ends)
         cute.arch.sync_threads()
         if warp == multiplying:

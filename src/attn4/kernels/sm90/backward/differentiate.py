@@ -12,15 +12,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 
-from attn4.kernels.dsl import lock, math, mma
-from attn4.kernels.dsl.atomics import add_four
+from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.carried import Carried, Fixed
 from attn4.kernels.dsl.smem import transposed
-from attn4.kernels.shared.key_tiles import first_query_block, following_query_block
+from attn4.kernels.shared.key_tiles import first_query_block, following_query_block, key_tile
 from attn4.kernels.shared.softmax import to_operand
-
-FOUR = 4
-"""Registers that one instruction adds to consecutive sums."""
+from attn4.kernels.shared.stream import next_tile
+from attn4.kernels.shared.tiles import END_OF_WORK
 
 PAIR = 2
 """Neighbouring columns that a thread holds of each 8 of an accumulator."""
@@ -70,14 +68,14 @@ class Operands(Fixed):
         scores, dv, dk, dq = (
             product.get_slice(first) for product in (self.scores_mma, self.dv_mma, self.dk_mma, self.dq_mma)
         )
-        self.key = scores.make_fragment_A(scores.partition_A(key))[None, None, None, 0]
+        self.key = scores.make_fragment_A(scores.partition_A(key))
         self.value = scores.make_fragment_A(scores.partition_A(value))[None, None, None, 0]
         self.query = scores.make_fragment_B(scores.partition_B(query))
         self.dout = scores.make_fragment_B(scores.partition_B(dout))
         self.query_t = dk.make_fragment_B(dk.partition_B(transposed(query)))
         self.dout_t = dv.make_fragment_B(dv.partition_B(transposed(dout)))
         self.dscores_t = dq.make_fragment_A(dq.partition_A(transposed(dscores)))
-        self.key_t = dq.make_fragment_B(dq.partition_B(transposed(key)))[None, None, None, 0]
+        self.key_t = dq.make_fragment_B(dq.partition_B(transposed(key)))
         self.probabilities = dv.make_fragment_A(dv.partition_shape_A((n, m)))
         self.dscores = dk.make_fragment_A(dk.partition_shape_A((n, m)))
         self.dscores_tile = dscores
@@ -86,19 +84,20 @@ class Operands(Fixed):
 class Worker(Fixed):
     """What a warpgroup keeps through the kernel; ``stats`` are negated LSE and delta, (rows, 2, slots)."""
 
-    def __init__(self, ops: Operands, place, scale_log2, stats, turn):
+    def __init__(self, ops: Operands, bounds, lengths, scale_log2, stats, turn):
         self.plan = ops.plan
         self.ops = ops
-        self.tile, self.bounds, self.group = place
+        self.bounds = bounds
+        self.lengths = lengths
         self.scale_log2 = scale_log2
         self.stats = stats
         self.turn = turn
         self.dv = mma.accumulator(ops.dv_mma, (self.plan.tile_n, self.plan.head_dim_v))
         self.dk = mma.accumulator(ops.dk_mma, (self.plan.tile_n, self.plan.head_dim))
 
-    def start_scores(self, slot):
+    def start_scores(self, key_slot, slot):
         """Issue S^T = K Q^T; returns its registers."""
-        return self._start_square(self.ops.key, self.ops.query[None, None, None, slot])
+        return self._start_square(self.ops.key[None, None, None, key_slot], self.ops.query[None, None, None, slot])
 
     def start_dprobabilities(self, slot):
         """Issue dP^T = V dO^T; returns its registers."""
@@ -119,11 +118,12 @@ class Worker(Fixed):
         ops = self.ops
         mma.start(ops.dk_mma, self.dk, ops.dscores, ops.query_t[None, None, None, slot], zero=False)
 
-    def start_dq(self, slot):
+    def start_dq(self, slot, key_slot):
         """Issue dQ = dS K, of both warpgroups' keys; returns its registers."""
         ops = self.ops
         dq = mma.accumulator(ops.dq_mma, (self.plan.tile_m, self.plan.head_dim))
-        mma.start(ops.dq_mma, dq, ops.dscores_t[None, None, None, slot], ops.key_t, zero=True)
+        dscores, key = ops.dscores_t[None, None, None, slot], ops.key_t[None, None, None, key_slot]
+        mma.start(ops.dq_mma, dq, dscores, key, zero=True)
         return dq
 
     @property
@@ -134,8 +134,8 @@ class Worker(Fixed):
     @cute.jit
     def hide(self, scores, walk):
         """Make -inf of the scores that the mask hides."""
-        if self.bounds.hides(self.tile, walk.block):
-            self._mask(scores, walk.block)
+        if self.bounds.hides(walk.tile, walk.block):
+            self._mask(scores, walk)
 
     def exponentiate(self, scores, pair: int, slot):
         """P^T of one pair of the queries in ``slot``, in the registers of their scores and, rounded, for dV."""
@@ -176,12 +176,12 @@ class Worker(Fixed):
         return held
 
     @cute.jit
-    def _mask(self, scores, block: Int32):
+    def _mask(self, scores, walk):
         by_row = mma.by_row(scores)
-        first_query = block * self.plan.tile_m + PAIR * (cute.arch.lane_idx() % 4)
+        first_query = walk.block * self.plan.tile_m + PAIR * (cute.arch.lane_idx() % 4)
         for half in cutlass.range_constexpr(2):
             key = mma.first_row(self.ops.thread) + 8 * half
-            begin, end = self.bounds.seen_by(self.tile, key, first_query)
+            begin, end = self.bounds.seen_by(walk.tile, key, first_query)
             for i in cutlass.range_constexpr(cute.size(by_row, mode=[1])):
                 column = 8 * (i // 2) + i % 2
                 visible = column >= begin
@@ -201,135 +201,98 @@ class Worker(Fixed):
         cute.arch.fence_view_async_shared()
 
 
-class QuerySums(Carried):
-    """The float32 sums of dQ in global memory, (heads, blocks of the sequence, elements of a block).
-
-    Deterministic ones have a counter a warp behind the sums of a block: a warp adds to elements of its own,
-    in turns of its own. ``owed`` is the address of the counter that it has still to move on, or 0: by the
-    next step its sums have long arrived.
-    """
-
-    carried = ("owed",)
-
-    def __init__(self, plan, bounds, sums, first_head, thread):
-        self.plan = plan
-        self.bounds = bounds
-        self.sums = sums
-        self.first_head = first_head
-        self.thread = thread
-        self.owed = cutlass.Int64(0)
-
-    def of(self, walk):
-        """Those of a step."""
-        return self.sums[self.first_head + walk.member, walk.block, None].iterator
-
-    @cute.jit
-    def take_turn(self, walk):
-        """Wait until this warp may add to the sums of a step; not for the zeros before the first."""
-        if cutlass.const_expr(self.plan.deterministic):
-            if walk.number >= 0:
-                warp = cute.arch.make_warp_uniform(self.thread // cute.arch.WARP_SIZE)
-                counter = self.of(walk) + self.plan.tile_m * self.plan.head_dim + warp
-                if cute.arch.lane_idx() == 0:
-                    turn = self.bounds.turn(walk.tile, walk.block)
-                    lock.wait(cute.recast_ptr(counter, dtype=Int32), turn)
-                cute.arch.sync_warp()
-                self.owed = cutlass.Int64(counter.toint())
-
-    def add(self, values, walk, part: int = 0, parts: int = 1):
-        """Add one of equal parts of a thread's registers to the sums of a step, if it is one; the order is
-        that of `sum_layout`.
-        """
-        sums = self.of(walk)
-        threads = self.plan.role("differentiate").warps * cute.arch.WARP_SIZE
-        fours = cute.size(values) // FOUR
-        for four in range(part * fours // parts, (part + 1) * fours // parts):
-            registers = [values[FOUR * four + i] for i in range(FOUR)]
-            add_four(sums + FOUR * (threads * four + self.thread), registers, walk.number)
-
-    @cute.jit
-    def give_turn(self):
-        """Let the next CTA add where this warp has."""
-        if cutlass.const_expr(self.plan.deterministic):
-            cute.arch.sync_warp()
-            if self.owed != 0 and cute.arch.lane_idx() == 0:
-                lock.give(cute.make_ptr(Int32, self.owed, cute.AddressSpace.gmem))
+@cute.jit
+def differentiate(stream, worker, outlet, ends):
+    """One announced tile after another."""
+    worker.turn.open()
+    stream, record = next_tile(stream)
+    while record.row_block != END_OF_WORK:
+        ends = run(worker, outlet, key_tile(record), ends)
+        stream, record = next_tile(stream)
+    worker.turn.close()
 
 
 @cute.jit
-def run(worker, ends):
-    """All steps of the CTA's key block; dK, not yet scaled, and dV stay in registers.
+def run(worker, outlet, tile, ends):
+    """All steps of a tile, and its results.
 
-    A dS of zeros stands for the step before the first: a product and a sum of zeros, where the loop would
-    else need a second body.
+    A dS of zeros stands for the step before the first: a product of zeros, where the loop would else need a
+    second body.
     """
-    tile = worker.tile
     worker.dk.fill(0.0)
     if tile.first < tile.last:
-        worker.turn.open()
         begin = first_query_block(worker.plan, tile)
         walk = Walk(tile, begin, Int32(0), Int32(0), begin)
         before = Walk(tile, begin, Int32(-1), Int32(0), begin)
+        sums = outlet.sums(tile)
         worker.ops.dscores.fill(0)
         ends = share(worker, ends)
-        ends.key.wait()
+        key_slot = ends.key.wait()
         ends.value.wait()
         worker.turn.take()
-        scores = worker.start_scores(ends.ahead.wait())
+        scores = worker.start_scores(key_slot, ends.ahead.wait())
         worker.turn.give()
-        ends = exponentiate(worker, walk, ends, scores)
+        sums, ends = exponentiate(worker, walk, sums, ends, scores)
         ends, dprobabilities = start_from_values(worker, ends, first=True)
-        ends = differentiate(worker, ends, dprobabilities)
-        for _ in cutlass.range((tile.last - tile.first) * worker.group - 1, unroll=1):
-            walk, before, ends = step(worker, walk, before, ends)
-        ends = finish(worker, walk, before, ends)
-        worker.turn.close()
+        ends = differentiate_scores(worker, ends, dprobabilities)
+        for _ in cutlass.range((tile.last - tile.first) * worker.lengths.group - 1, unroll=1):
+            walk, before, sums, ends = step(worker, walk, before, sums, ends)
+        ends = finish(worker, outlet, walk, before, sums, ends)
     else:
         worker.dv.fill(0.0)
-
-
-@cute.jit
-def step(worker, walk, before, ends):
-    """Of the step ``walk`` dK, of the one ``before`` it dQ, and of the next S, P, dV, dP and dS."""
-    worker.turn.take()
-    worker.start_dk(ends.query.index)
-    scores = worker.start_scores(ends.ahead.wait())
-    dq = worker.start_dq(ends.dscores.wait())
-    worker.turn.give()
-    ends.dscores.advance()
-    ends.sums.give_turn()
-    following = walk.following()
-    ends = exponentiate(worker, following, ends, scores, (dq, before))
-    ends, dprobabilities = start_from_values(worker, ends, first=False)
-    ends = differentiate(worker, ends, dprobabilities)
-    return following, walk, ends
-
-
-@cute.jit
-def finish(worker, walk, before, ends):
-    """Of the last step dK, and of the last two dQ."""
-    worker.turn.take()
-    worker.start_dk(ends.query.index)
-    dq = worker.start_dq(ends.dscores.wait())
-    worker.turn.give()
-    ends.dscores.advance()
-    ends.sums.give_turn()
-    ends.sums.take_turn(before)
-    mma.wait(0)
-    ends.sums.add(dq, before)
-    ends.query.arrive()
-    ends.query.advance()
-    dq = worker.start_dq(ends.dscores.wait())
-    ends.sums.give_turn()
-    ends.sums.take_turn(walk)
-    mma.wait(0)
-    ends.sums.add(dq, walk)
-    ends.sums.give_turn()
+        outlet.store_dv(tile)
+    outlet.store_dk(tile)
     return ends
 
 
 @cute.jit
-def exponentiate(worker, walk, ends, scores, begun: cutlass.Constexpr = None):
+def step(worker, walk, before, sums, ends):
+    """Of the step ``walk`` dK, of the one ``before`` it dQ, and of the next S, P, dV, dP and dS."""
+    worker.turn.take()
+    worker.start_dk(ends.query.index)
+    scores = worker.start_scores(ends.key.index, ends.ahead.wait())
+    dq = worker.start_dq(ends.dscores.wait(), ends.key.index)
+    worker.turn.give()
+    ends.dscores.advance()
+    sums.give_turn()
+    following = walk.following()
+    sums, ends = exponentiate(worker, following, sums, ends, scores, (dq, before))
+    ends, dprobabilities = start_from_values(worker, ends, first=False)
+    ends = differentiate_scores(worker, ends, dprobabilities)
+    return following, walk, sums, ends
+
+
+@cute.jit
+def finish(worker, outlet, walk, before, sums, ends):
+    """Of the last step dK, of the last two dQ; and dV, which is complete, to where it goes."""
+    ends.value.arrive()
+    ends.value.advance()
+    worker.turn.take()
+    worker.start_dk(ends.query.index)
+    dq = worker.start_dq(ends.dscores.wait(), ends.key.index)
+    worker.turn.give()
+    ends.dscores.advance()
+    outlet.store_dv(walk.tile)
+    sums.give_turn()
+    sums.take_turn(before)
+    mma.wait(0)
+    sums.add(dq, before)
+    ends.query.arrive()
+    ends.query.advance()
+    dq = worker.start_dq(ends.dscores.wait(), ends.key.index)
+    ends.dscores.advance()
+    sums.give_turn()
+    sums.take_turn(walk)
+    mma.wait(0)
+    ends.key.arrive()
+    ends.key.advance()
+    sums.add(dq, walk)
+    sums.give_turn()
+    return ends
+
+
+@cute.jit
+def exponentiate(worker, walk, sums, ends, scores, begun: cutlass.Constexpr = None):
     """P of a step from its scores, when dK of the step before is complete as well.
 
     Beside its second half the sums of a dQ leave that has ``begun``, (registers, walk): a warp can issue them
@@ -343,13 +306,13 @@ def exponentiate(worker, walk, ends, scores, begun: cutlass.Constexpr = None):
         if cutlass.const_expr(begun is not None and part == 0):
             ends.query.arrive(after=worker.exponentiated(pair))
             ends.query.advance()
-            ends.sums.take_turn(begun[1])
+            sums.take_turn(begun[1])
             mma.wait(0)
         worker.exponentiate(scores, pair, slot)
         if cutlass.const_expr(begun is not None and part >= 0):
-            ends.sums.add(*begun, part, worker.pairs - worker.pairs // 2)
+            sums.add(*begun, part, worker.pairs - worker.pairs // 2)
     ends.ahead.advance()
-    return ends
+    return sums, ends
 
 
 @cute.jit
@@ -364,7 +327,7 @@ def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
 
 
 @cute.jit
-def differentiate(worker, ends, dprobabilities):
+def differentiate_scores(worker, ends, dprobabilities):
     """Make dS of a step, in registers and in shared memory."""
     mma.wait(0)
     ends.dout.arrive()

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.carried import Bundle
 from attn4.kernels.dsl.channel import Consumer, Producer, Turn, initialise
-from attn4.kernels.dsl.exchange import store_exchanged
 from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena
-from attn4.kernels.shared.gradient_call import Copy, GradientScalars, Workspace
-from attn4.kernels.shared.gradient_load import load
+from attn4.kernels.shared.gradient_call import Copy, Gradients, GradientScalars, Workspace
+from attn4.kernels.shared.gradient_load import follow_keys, follow_queries
 from attn4.kernels.shared.gradient_pass import GradientPass
-from attn4.kernels.shared.key_tiles import find_key_tile
-from attn4.kernels.shared.query_blocks import first_block
-from attn4.kernels.shared.scheduler import Lengths
-from attn4.kernels.sm90.backward.differentiate import Operands, QuerySums, Worker, run
+from attn4.kernels.shared.key_tiles import key_order
+from attn4.kernels.shared.scheduler import Lengths, run_schedule, tile_source
+from attn4.kernels.shared.stream import TileStream
+from attn4.kernels.sm90.backward.differentiate import Operands, Worker, differentiate
+from attn4.kernels.sm90.backward.outlet import Outlet
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,12 @@ class Copies:
     dout: Copy
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """Where dK and dV go, (rows, dim, heads, batch)."""
-
-    dk: cute.Tensor
-    dv: cute.Tensor
-
-
 class Backward(GradientPass):
     """The kernels of one plan."""
 
-    def prepared(self, operands, results, workspace, lengths, scalars):
+    def prepared(self, operands, gradients, workspace, lengths, scalars, counter):
         """The kernel, to be launched; dK and dV are written by threads."""
-        return self.kernel(Copies(**operands), workspace, Gradients(*results), lengths, scalars)
+        return self.kernel(Copies(**operands), workspace, gradients, lengths, scalars, counter)
 
     @cute.kernel
     def kernel(
@@ -56,6 +46,7 @@ class Backward(GradientPass):
         gradients: Gradients,
         lengths: Lengths,
         scalars: GradientScalars,
+        counter: cute.Tensor | None,
     ):
         """Allocate, then give each warp its role."""
         plan = self.plan
@@ -67,56 +58,46 @@ class Backward(GradientPass):
         cute.arch.sync_threads()
 
         bounds = self.bounds(scalars)
-        tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0])
-        role = plan.role("differentiate")
-        if tile.key_block >= 0:
-            first = first_block(plan, lengths, tile.batch)
-            if warp < role.first_warp:
-                reallocate(plan, plan.role("load"))
-                if warp == 0:
-                    stats = self.row_stats(arena, workspace, first)
-                    ends = self.ends(rings, "load")
-                    load(plan, tile, lengths.group, self.operand_tiles(arena, copies), stats, ends)
-            else:
-                reallocate(plan, role)
-                place = (tile, bounds, lengths.group)
-                rows = cute.domain_offset((0, first, 0), workspace.dq_sum)
-                sums = QuerySums(plan, bounds, rows, tile.kv_head * lengths.group, self.thread(role))
-                worker = self.worker(arena, place, scalars, self.thread(role))
-                run(worker, self.worker_ends(rings, sums))
-                self.store(gradients.dv, tile, worker.dv, Float32(1.0))
-                self.store(gradients.dk, tile, worker.dk, scalars.softmax_scale)
+        order = key_order(plan, bounds, lengths)
+        words = arena.words("tile")
+        # Each role its own: what one advances, the next would begin with.
+        following, streaming, computed = (
+            TileStream(plan, order, words, Consumer(rings["tile"])) for _ in range(3)
+        )
+        computing = plan.role("differentiate")
+        if warp < computing.first_warp:
+            reallocate(plan, plan.role("load"))
+            tiles = self.operand_tiles(arena, copies)
+            if warp == plan.role("load").first_warp:
+                stats = self.row_stats(arena, workspace)
+                follow_queries(streaming, lengths, tiles, stats, self.ends(rings, "load"))
+            elif warp == plan.role("load_keys").first_warp:
+                follow_keys(following, tiles, self.ends(rings, "load_keys"))
+            elif warp == plan.role("schedule").first_warp:
+                run_schedule(order, tile_source(plan, counter, rings, arena), Producer(rings["tile"]), words)
+        else:
+            reallocate(plan, computing)
+            worker = self.worker(arena, bounds, lengths, scalars)
+            outlet = Outlet(worker, workspace.dq_sum, gradients, scalars.softmax_scale)
+            differentiate(computed, worker, outlet, self.worker_ends(rings))
 
-    def worker(self, arena, place, scalars, thread):
+    def worker(self, arena, bounds, lengths, scalars):
         """What a computing warpgroup works with."""
         plan = self.plan
-        groups = plan.role("differentiate").warps // 4
+        role = plan.role("differentiate")
+        thread = self.thread(role)
         tiles = {name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores")}
-        ops = Operands(plan, self.dtype, groups, thread, tiles)
+        ops = Operands(plan, self.dtype, role.warps // 4, thread, tiles)
         turn = Turn(plan.channel("turn"), cute.arch.make_warp_uniform(thread // mma.GROUP_THREADS))
-        return Worker(ops, place, scalars.softmax_scale * math.LOG2_E, self.statistics(arena), turn)
+        return Worker(
+            ops, bounds, lengths, scalars.softmax_scale * math.LOG2_E, self.statistics(arena), turn
+        )
 
-    def worker_ends(self, rings, sums):
+    def worker_ends(self, rings):
         """What the computing warps take and hand over: Q once for S, ahead, and once for dK; dS both ways."""
         ends = self.ends(rings, "differentiate")
         return Bundle(
             ahead=Consumer(rings["query"]),
             shared=Producer(rings["dscores"]),
-            sums=sums,
-            **{name: getattr(ends, name) for name in ends.carried},
+            **{name: getattr(ends, name) for name in ends.carried if name != "tile"},
         )
-
-    @cute.jit
-    def store(self, target, tile, values, scale):
-        """Write the rows of an accumulator that are rows of the sequence, times ``scale``."""
-        plan = self.plan
-        batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
-        words = [
-            math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, self.dtype)
-            for i in range(cute.size(values) // 2)
-        ]
-        first_row = mma.first_row(self.thread(plan.role("differentiate")))
-        for half in cutlass.range_constexpr(2):
-            row = tile.key_block * plan.tile_n + first_row + 8 * half
-            place = target[tile.k_begin + row, None, tile.kv_head, batch]
-            store_exchanged(words[half::2], place, row < tile.k_rows)

@@ -1,0 +1,112 @@
+"""Where the results of the Hopper backward go: sums of dQ, and dK and dV of a tile."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from attn4.kernels.dsl import lock, math, mma
+from attn4.kernels.dsl.atomics import add_four
+from attn4.kernels.dsl.carried import Carried, Fixed
+from attn4.kernels.dsl.exchange import store_exchanged
+from attn4.kernels.shared.query_blocks import first_block
+
+FOUR = 4
+"""Registers that one instruction adds to consecutive sums."""
+
+
+class QuerySums(Carried):
+    """The float32 sums of dQ in global memory, (heads, blocks of the sequence, elements of a block).
+
+    Deterministic ones have a counter a warp behind the sums of a block: a warp adds to elements of its own,
+    in turns of its own. ``owed`` is the address of the counter that it has still to move on, or 0: by the
+    next step its sums have long arrived.
+    """
+
+    carried = ("owed",)
+
+    def __init__(self, plan, bounds, sums, first_head, thread):
+        self.plan = plan
+        self.bounds = bounds
+        self.sums = sums
+        self.first_head = first_head
+        self.thread = thread
+        self.owed = cutlass.Int64(0)
+
+    def of(self, walk):
+        """Those of a step."""
+        return self.sums[self.first_head + walk.member, walk.block, None].iterator
+
+    @cute.jit
+    def take_turn(self, walk):
+        """Wait until this warp may add to the sums of a step; not for the zeros before the first."""
+        if cutlass.const_expr(self.plan.deterministic):
+            if walk.number >= 0:
+                warp = cute.arch.make_warp_uniform(self.thread // cute.arch.WARP_SIZE)
+                counter = self.of(walk) + self.plan.tile_m * self.plan.head_dim + warp
+                if cute.arch.lane_idx() == 0:
+                    turn = self.bounds.turn(walk.tile, walk.block)
+                    lock.wait(cute.recast_ptr(counter, dtype=Int32), turn)
+                cute.arch.sync_warp()
+                self.owed = cutlass.Int64(counter.toint())
+
+    def add(self, values, walk, part: int = 0, parts: int = 1):
+        """Add one of equal parts of a thread's registers to the sums of a step, if it is one; the order is
+        that of `sum_layout`.
+        """
+        sums = self.of(walk)
+        threads = self.plan.role("differentiate").warps * cute.arch.WARP_SIZE
+        fours = cute.size(values) // FOUR
+        for four in range(part * fours // parts, (part + 1) * fours // parts):
+            registers = [values[FOUR * four + i] for i in range(FOUR)]
+            add_four(sums + FOUR * (threads * four + self.thread), registers, walk.number)
+
+    @cute.jit
+    def give_turn(self):
+        """Let the next CTA add where this warp has."""
+        if cutlass.const_expr(self.plan.deterministic):
+            cute.arch.sync_warp()
+            if self.owed != 0 and cute.arch.lane_idx() == 0:
+                lock.give(cute.make_ptr(Int32, self.owed, cute.AddressSpace.gmem))
+
+
+class Outlet(Fixed):
+    """Where a thread's results go: ``dq_sum`` as of `attn4.plan.workspace`, and dK and dV."""
+
+    def __init__(self, worker, dq_sum, gradients, softmax_scale):
+        self.worker = worker
+        self.dq_sum = dq_sum
+        self.gradients = gradients
+        self.softmax_scale = softmax_scale
+
+    def sums(self, tile):
+        """The sums that a tile adds to."""
+        worker = self.worker
+        first = first_block(worker.plan, worker.lengths, tile.batch)
+        rows = cute.domain_offset((0, first, 0), self.dq_sum)
+        first_head = tile.kv_head * worker.lengths.group
+        return QuerySums(worker.plan, worker.bounds, rows, first_head, worker.ops.thread)
+
+    def store_dv(self, tile):
+        """Write dV of a tile."""
+        self._store(self.gradients.dv, tile, self.worker.dv, Float32(1.0))
+
+    def store_dk(self, tile):
+        """Write dK of a tile, which is not scaled yet."""
+        self._store(self.gradients.dk, tile, self.worker.dk, self.softmax_scale)
+
+    @cute.jit
+    def _store(self, target, tile, values, scale):
+        """The rows of an accumulator that are rows of the sequence, times ``scale``."""
+        plan = self.worker.plan
+        batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
+        words = [
+            math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, self.worker.ops.dtype)
+            for i in range(cute.size(values) // 2)
+        ]
+        first_row = mma.first_row(self.worker.ops.thread)
+        for half in cutlass.range_constexpr(2):
+            row = tile.key_block * plan.tile_n + first_row + 8 * half
+            place = target[tile.k_begin + row, None, tile.kv_head, batch]
+            store_exchanged(words[half::2], place, row < tile.k_rows)
