@@ -17,7 +17,10 @@ ELEMENTS = 8
 """16 bytes of a row of dQ, what a thread writes at once."""
 
 LANES = 4
-"""Threads side by side in a row: 64 bytes together there, and eight rows of a group together in the sums."""
+"""Threads side by side in a row: 64 bytes together there."""
+
+APART = 8
+"""Rows so far apart are a thread's: on Hopper their sums are 64 bytes together, as wgmma leaves them."""
 
 
 class Postprocess:
@@ -41,27 +44,39 @@ class Postprocess:
         block, head, _ = cute.arch.block_idx()
         index, item, first = find_block(plan, lengths, block)
         batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_q) else index
-        sums = workspace.dq_sum[head, block, None]
-        rows = THREADS // LANES
-        for step in cutlass.range(plan.tile_m // rows, unroll=1):
-            row = step * rows + thread // LANES
+        pairs = THREADS // LANES
+        for step in cutlass.range(plan.tile_m // (2 * pairs), unroll=1):
+            pair = step * pairs + thread // LANES
+            row = pair // APART * (2 * APART) + pair % APART
             if first + row < item.q_rows:
-                seen = workspace.minus_lse[head, block, row] != -Float32.inf
-                target = dq[item.q_begin + first + row, None, head, batch]
                 for part in cutlass.range_constexpr(plan.head_dim // (ELEMENTS * LANES)):
                     column = part * LANES + thread % LANES
                     if (column + 1) * ELEMENTS <= dq.shape[1]:
-                        self.round(sums, row, column, target, scale if seen else Float32(0.0), seen)
+                        values = self.read(workspace.dq_sum[head, block, None], row, column)
+                        for half in cutlass.range_constexpr(2):
+                            mine = row + half * APART
+                            if first + mine < item.q_rows:
+                                seen = workspace.minus_lse[head, block, mine] != -Float32.inf
+                                target = dq[item.q_begin + first + mine, None, head, batch]
+                                self.round(values[half, None], target, column, scale, seen)
+
+    def read(self, sums, row: Int32, column: Int32):
+        """(2, ``ELEMENTS``): columns of two rows of a block."""
+        block = cute.make_tensor(sums.iterator, sum_layout(self.plan))
+        rows = cute.make_layout((APART, 2, self.plan.tile_m // (2 * APART)))
+        by_pair = cute.composition(block, (rows, None))
+        mine = cute.local_tile(by_pair[(row % APART, None, row // (2 * APART)), None], (2, ELEMENTS), (0, column))
+        values = cute.make_fragment_like(mine)
+        cute.autovec_copy(mine, values)
+        return values
 
     @cute.jit
-    def round(self, sums, row: Int32, column: Int32, target, scale, seen):
+    def round(self, values, target, column: Int32, scale, seen):
         """``ELEMENTS`` columns of a row."""
-        block = cute.make_tensor(sums.iterator, sum_layout(self.plan))
-        values = cute.make_rmem_tensor(ELEMENTS, Float32)
-        cute.autovec_copy(cute.local_tile(block, (1, ELEMENTS), (row, column))[0, None], values)
         words = cute.make_rmem_tensor(ELEMENTS // 2, Int32)
         for pair in cutlass.range_constexpr(ELEMENTS // 2):
-            word = math.pack(values[2 * pair] * scale, values[2 * pair + 1] * scale, target.element_type)
+            low, high = values[2 * pair] * scale, values[2 * pair + 1] * scale
+            word = math.pack(low, high, target.element_type)
             words[pair] = word if seen else Int32(0)
         cute.autovec_copy(
             cute.recast_tensor(words, target.element_type),
