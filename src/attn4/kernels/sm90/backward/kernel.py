@@ -84,8 +84,8 @@ class Backward(GradientPass):
                 sums = QuerySums(plan, bounds, rows, tile.kv_head * lengths.group, self.thread(role))
                 worker = self.worker(arena, place, scalars, self.thread(role))
                 run(worker, self.worker_ends(rings, sums))
-                self.store(gradients.dv, tile, worker.dv, Float32(1.0))
-                self.store(gradients.dk, tile, worker.dk, scalars.softmax_scale)
+                self.store(gradients.dv, tile, worker.dv, Float32(1.0), role)
+                self.store(gradients.dk, tile, worker.dk, scalars.softmax_scale, role)
 
     def worker(self, arena, place, scalars, thread):
         """What a computing warpgroup works with."""
@@ -107,15 +107,15 @@ class Backward(GradientPass):
         )
 
     @cute.jit
-    def store(self, target, tile, values, scale):
-        """Write the rows of an accumulator that are rows of the sequence, times ``scale``."""
+    def store(self, target, tile, values, scale, role):
+        """Write the rows of an accumulator of ``role`` that are rows of the sequence, times ``scale``."""
         plan = self.plan
         batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
         words = [
             math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, self.dtype)
             for i in range(cute.size(values) // 2)
         ]
-        first_row = mma.first_row(self.thread(plan.role("differentiate")))
+        first_row = mma.first_row(self.thread(role))
         for half in cutlass.range_constexpr(2):
             row = tile.key_block * plan.tile_n + first_row + 8 * half
             place = target[tile.k_begin + row, None, tile.kv_head, batch]

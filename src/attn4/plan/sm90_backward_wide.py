@@ -1,0 +1,149 @@
+"""Backward plans for Hopper, head dimensions over 128: a CTA keeps 64 keys; warpgroups split the products.
+
+With 64 keys a thread of one warpgroup holds dK or dV of 256 columns in 128 registers, so each of the two has
+a warpgroup of its own, and each of these computes the square product that feeds it: S^T = K Q^T, P^T and
+dV += P^T dO; dP^T = V dO^T, dS^T and dK += dS^T Q. Operand A of dV and dK never leaves the registers. P^T goes
+to the second by shared memory in the order of registers, dS^T to a third warpgroup, which computes dQ = dS K
+and adds it to the sums, beside the other two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn4.machine import Machine
+from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
+from attn4.plan.plan import Channel, Plan, Role
+from attn4.plan.sm90 import WARPS_PER_GROUP
+from attn4.plan.sm90_backward import schedule
+from attn4.problem import Problem
+
+KEYS = 64
+"""Keys of a CTA."""
+
+QUERIES = 64
+"""Queries of a step: rows of dQ, which one warpgroup computes."""
+
+STAGES = 2
+"""Slots of the ring of Q, and of what depends on it: statistics, P, dS."""
+
+MOST_HEAD_DIM = 256
+"""A thread keeps head_dim / 2 words of dK, or head_dim_v / 2 of dV."""
+
+COLUMNS = 64
+"""Head dimensions are padded to a multiple: whole rows of the widest swizzle."""
+
+REGISTERS = {192: (24, 176, 176, 128), 256: (24, 208, 216, 64)}
+"""Registers a thread of the warpgroups that load, make P, make dS, and reduce dQ, by head dimension.
+
+512 in all. ptxas places accumulators from register 24 on, one behind the other, and operand A behind them: with
+256 columns of dK, dP and dS those are 24 + 128 + 32 + 16, and 200 are not enough.
+"""
+
+DQ_COLUMNS = {192: 192, 256: 64}
+"""Columns of one product of dQ, by head dimension: half as many registers a thread."""
+
+PRODUCT_COLUMNS = {128: 128, 192: 192, 256: 128}
+"""Columns of an instruction of dK or dV: its registers must fit into the 128 that a thread is launched with,
+whatever it gets later.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Padded head dimensions, and slots of the ring of dO."""
+
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    dout_stages: int = 2
+
+
+def tile_dim(head_dim: int) -> int:
+    """The head dimension of a tile."""
+    return -(-padded(head_dim) // COLUMNS) * COLUMNS
+
+
+def backward(problem: Problem, machine: Machine) -> Plan:
+    """The backward plan of ``problem`` on a Hopper ``machine``."""
+    tile = Tile(tile_dim(problem.head_dim), tile_dim(problem.head_dim_v), problem.dtype)
+    handed = channels(tile)
+    barriers = Piece(name="barriers", shape=(barrier_count(handed),), dtype="int64")
+    return Plan(
+        arch=machine.name,
+        direction="backward",
+        dtype=problem.dtype,
+        head_dim=tile.head_dim,
+        head_dim_v=tile.head_dim_v,
+        mask=problem.mask.kind,
+        tile_m=QUERIES,
+        tile_n=KEYS,
+        roles=roles(tile),
+        buffers=pack("shared", (*pieces(tile), barriers)),
+        channels=handed,
+        schedule=schedule(problem),
+        cu_seqlens_q=problem.cu_seqlens_q,
+        cu_seqlens_k=problem.cu_seqlens_k,
+        seqused_q=problem.seqused_q,
+        seqused_k=problem.seqused_k,
+        lse=problem.lse,
+        ping_pong=False,
+        deterministic=problem.deterministic,
+    )
+
+
+def roles(tile: Tile) -> tuple[Role, ...]:
+    """A producing warpgroup, then a warpgroup for each of dV, dK and dQ."""
+    loading, probability, gradient, reducing = REGISTERS[tile.head_dim]
+    group = WARPS_PER_GROUP
+    return (
+        Role("load", 0, 1, loading, "copies K, V, and per step Q, dO and row statistics to shared memory"),
+        Role("idle", 1, group - 1, loading, "completes the warpgroup that gives registers away"),
+        Role("probability", group, group, probability, "S, P, dV"),
+        Role("gradient", 2 * group, group, gradient, "dP, dS, dK"),
+        Role("reduce", 3 * group, group, reducing, "dQ, and its sums in global memory"),
+    )
+
+
+def pieces(tile: Tile) -> tuple[Piece, ...]:
+    """Shared memory but the barriers."""
+
+    def rows(name: str, count: int, columns: int, stages: int = 1) -> Piece:
+        return Piece(name=name, shape=(count, columns), dtype=tile.dtype, stages=stages)
+
+    return (
+        rows("key", KEYS, tile.head_dim),
+        rows("value", KEYS, tile.head_dim_v),
+        rows("query", QUERIES, tile.head_dim, STAGES),
+        rows("dout", QUERIES, tile.head_dim_v, tile.dout_stages),
+        rows("probabilities", KEYS, QUERIES, STAGES),
+        rows("dscores", KEYS, QUERIES, STAGES),
+        Piece(name="row_stats", shape=(2, QUERIES), dtype="float32", stages=STAGES),
+    )
+
+
+def channels(tile: Tile) -> tuple[Channel, ...]:
+    """Every warp gives a slot back with one arrival.
+
+    P needs no empty barrier: P of step j + 2 follows S of that step, whose Q fills a slot that came back after
+    dK of step j, when P of step j had been read. Nor do row statistics, of which each slot is filled after
+    one of Q, read for P before P is handed over and for dS before dK.
+    """
+    size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
+    square = ("probability", "gradient")
+    warps = WARPS_PER_GROUP
+
+    def load(name: str, stages: int, consumers: tuple[str, ...], empty: int) -> Channel:
+        return Channel(name, "tma", name, stages, "load", consumers, 1, empty, size[name])
+
+    return (
+        load("key", 1, ("probability", "reduce"), 0),
+        load("value", 1, ("gradient",), 0),
+        load("query", STAGES, square, 2 * warps),
+        load("row_stats", STAGES, square, 0),
+        load("dout", tile.dout_stages, square, 2 * warps),
+        Channel(
+            "probabilities", "thread", "probabilities", STAGES, "probability", ("gradient",), warps, 0
+        ),
+        Channel("dscores", "thread", "dscores", STAGES, "gradient", ("reduce",), warps, warps),
+    )
