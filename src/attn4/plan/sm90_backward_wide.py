@@ -2,9 +2,9 @@
 
 With 64 keys a thread of one warpgroup holds dK or dV of 256 columns in 128 registers, so each of the two has
 a warpgroup of its own, and each of these computes the square product that feeds it: S^T = K Q^T, P^T and
-dV += P^T dO; dP^T = V dO^T, dS^T and dK += dS^T Q. Operand A of dV and dK never leaves the registers. P^T goes
-to the second by shared memory in the order of registers, dS^T to a third warpgroup, which computes dQ = dS K
-and adds it to the sums, beside the other two.
+dV += P^T dO; dP^T = V dO^T, dS^T and dK += dS^T Q. Operand A of dV and dK never leaves the registers. Through
+shared memory P^T goes to the second, in the order of registers, and dS^T to a third warpgroup, which computes
+dQ = dS K and adds it to the sums, beside the other two.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ COLUMNS = 64
 REGISTERS = {192: (24, 176, 176, 128), 256: (24, 208, 216, 64)}
 """Registers a thread of the warpgroups that load, make P, make dS, and reduce dQ, by head dimension.
 
-512 in all. ptxas places accumulators from register 24 on, one behind the other, and operand A behind them: with
-256 columns of dK, dP and dS those are 24 + 128 + 32 + 16, and 200 are not enough.
+512 in all. ptxas places accumulators from register 24 on, one behind the other, and operand A behind them:
+with 256 columns of dK, dP and dS those are 24 + 128 + 32 + 16, and 200 are not enough.
 """
 
 DQ_COLUMNS = {192: 192, 256: 64}
@@ -125,9 +125,9 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
 def channels(tile: Tile) -> tuple[Channel, ...]:
     """Every warp gives a slot back with one arrival.
 
-    P needs no empty barrier: P of step j + 2 follows S of that step, whose Q fills a slot that came back after
-    dK of step j, when P of step j had been read. Nor do row statistics, of which each slot is filled after
-    one of Q, read for P before P is handed over and for dS before dK.
+    P needs no empty barrier: P of step j + 2 follows S of that step, whose Q fills a slot that came back
+    after dK of step j, when P of step j had been read. Nor do row statistics, of which each slot is filled
+    after one of Q, read for P before P is handed over and for dS before dK.
     """
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
     square = ("probability", "gradient")
@@ -142,8 +142,6 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
         load("query", STAGES, square, 2 * warps),
         load("row_stats", STAGES, square, 0),
         load("dout", tile.dout_stages, square, 2 * warps),
-        Channel(
-            "probabilities", "thread", "probabilities", STAGES, "probability", ("gradient",), warps, 0
-        ),
+        Channel("probabilities", "thread", "probabilities", STAGES, "probability", ("gradient",), warps, 0),
         Channel("dscores", "thread", "dscores", STAGES, "gradient", ("reduce",), warps, warps),
     )

@@ -76,7 +76,7 @@ def run(worker, group: Int32, ends):
 
 @cute.jit
 def step(worker, ends):
-    """dP and dS of a step, beside dK of the one before it."""
+    """Make dP and dS of a step, beside dK of the one before it."""
     dprobabilities = worker.start_dprobabilities(ends.dout.wait())
     worker.start_dk(ends.query.wait())
     mma.wait(1)
@@ -89,7 +89,7 @@ def step(worker, ends):
 
 @cute.jit
 def differentiate(worker, ends, dprobabilities):
-    """dS of a step from its dP, which is complete, and P; in place."""
+    """Make dS of a step from its dP, which is complete, and P; in place."""
     ends.dout.arrive()
     ends.dout.advance()
     words = worker.exchange.read(ends.probabilities.wait())

@@ -25,7 +25,9 @@ class Probability(Fixed):
         self.exchange = exchange
         self.scale_log2 = scale_log2
         self.scores_mma = mma.tiled_product(dtype, 1, plan.tile_m, mma.K_MAJOR, mma.SHARED)
-        self.dv_mma = mma.tiled_product(dtype, 1, PRODUCT_COLUMNS[plan.head_dim_v], mma.MN_MAJOR, mma.REGISTERS)
+        self.dv_mma = mma.tiled_product(
+            dtype, 1, PRODUCT_COLUMNS[plan.head_dim_v], mma.MN_MAJOR, mma.REGISTERS
+        )
         scores, dv = self.scores_mma.get_slice(0), self.dv_mma.get_slice(0)
         self.key = scores.make_fragment_A(scores.partition_A(tiles["key"]))[None, None, None, 0]
         self.query = scores.make_fragment_B(scores.partition_B(tiles["query"]))

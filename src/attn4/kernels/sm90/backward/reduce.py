@@ -71,7 +71,7 @@ def run(worker, tile, group: Int32, sums, ends):
 
 @cute.jit
 def step(worker, walk, sums, ends):
-    """dQ of a step."""
+    """Compute and add dQ of a step."""
     slot = ends.dscores.wait()
     sums.give_turn()
     sums.take_turn(walk)

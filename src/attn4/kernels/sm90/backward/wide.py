@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
@@ -45,7 +44,8 @@ class WideBackward(Backward):
 
         bounds = self.bounds(scalars)
         tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0])
-        probabilities, differentials, sums = (plan.role(name) for name in ("probability", "gradient", "reduce"))
+        names = ("probability", "gradient", "reduce")
+        probabilities, differentials, sums = (plan.role(name) for name in names)
         if tile.key_block >= 0:
             first = first_block(plan, lengths, tile.batch)
             place = (tile, bounds, 0)
