@@ -63,16 +63,16 @@ def test_every_interleaving_gives_the_same_dk_and_dv_without_a_hazard(schedule):
 
 @pytest.mark.slow
 def test_a_step_makes_five_products_and_an_exponential_a_score():
-    """Of 64 queries and 64 keys."""
+    """Of 64 queries and the 64 keys of each of two CTAs."""
     counts = []
     for steps in (2, 4):
-        case = replace(PLAIN, seqlen_q=64 * steps, seqlen_k=64)
+        case = replace(PLAIN, seqlen_q=64 * steps, seqlen_k=128)
         inputs = case.inputs("cpu")
         run = differentiate(case, inputs, incoming(case, inputs), Random(1), hazards=False, **HOPPER)
         counts.append(report(run.grids).kernels[GRADIENTS].counts)
     step = {name: (counts[1][name] - counts[0].get(name, 0)) // 2 for name in counts[1]}
-    assert step["flop"] == 5 * 2 * 64 * 64 * 256
-    assert step["mufu.ex2"] == 64 * 64 // 32
+    assert step["flop"] == 5 * 2 * 64 * 128 * 256
+    assert step["mufu.ex2"] == 64 * 128 // 32
 
 
 ADDING = replace(PLAIN, seqlen_q=100, seqlen_k=260, lse=False)

@@ -5,6 +5,9 @@ a warpgroup of its own, and each of these computes the square product that feeds
 dV += P^T dO; dP^T = V dO^T, dS^T and dK += dS^T Q. Operand A of dV and dK never leaves the registers. Through
 shared memory P^T goes to the second, in the order of registers, and dS^T to a third warpgroup, which computes
 dQ = dS K and adds it to the sums, beside the other two.
+
+At 256 columns two CTAs share their queries and their dS: each computes half of the columns of dQ over the
+keys of both, so that half as much is copied from L2, and half as much added there.
 """
 
 from __future__ import annotations
@@ -26,6 +29,12 @@ QUERIES = 64
 
 STAGES = 2
 """Slots of the ring of Q, and of what depends on it: statistics, P, dS."""
+
+DOUT_STAGES = {1: 2, 2: 1}
+"""Slots of the ring of dO, by CTAs of a cluster: dS of two CTAs and half of the other's K take the second."""
+
+CLUSTER = {192: 1, 256: 2}
+"""CTAs that share queries, by head dimension. Half of 192 columns is no whole number of swizzle rows."""
 
 MOST_HEAD_DIM = 256
 """A thread keeps head_dim / 2 words of dK, or head_dim_v / 2 of dV."""
@@ -51,12 +60,12 @@ whatever it gets later.
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Padded head dimensions, and slots of the ring of dO."""
+    """Padded head dimensions, and CTAs of a cluster."""
 
     head_dim: int
     head_dim_v: int
     dtype: str
-    dout_stages: int = 2
+    cluster: int
 
 
 def tile_dim(head_dim: int) -> int:
@@ -66,7 +75,8 @@ def tile_dim(head_dim: int) -> int:
 
 def backward(problem: Problem, machine: Machine) -> Plan:
     """The backward plan of ``problem`` on a Hopper ``machine``."""
-    tile = Tile(tile_dim(problem.head_dim), tile_dim(problem.head_dim_v), problem.dtype)
+    head_dim = tile_dim(problem.head_dim)
+    tile = Tile(head_dim, tile_dim(problem.head_dim_v), problem.dtype, CLUSTER[head_dim])
     handed = channels(tile)
     barriers = Piece(name="barriers", shape=(barrier_count(handed),), dtype="int64")
     return Plan(
@@ -87,6 +97,7 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         seqused_q=problem.seqused_q,
         seqused_k=problem.seqused_k,
         lse=problem.lse,
+        cluster=tile.cluster,
         ping_pong=False,
         deterministic=problem.deterministic,
     )
@@ -111,37 +122,47 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
     def rows(name: str, count: int, columns: int, stages: int = 1) -> Piece:
         return Piece(name=name, shape=(count, columns), dtype=tile.dtype, stages=stages)
 
+    peer = (rows("peer_key", KEYS, tile.head_dim // tile.cluster),) if tile.cluster > 1 else ()
     return (
         rows("key", KEYS, tile.head_dim),
+        *peer,
         rows("value", KEYS, tile.head_dim_v),
         rows("query", QUERIES, tile.head_dim, STAGES),
-        rows("dout", QUERIES, tile.head_dim_v, tile.dout_stages),
+        rows("dout", QUERIES, tile.head_dim_v, DOUT_STAGES[tile.cluster]),
         rows("probabilities", KEYS, QUERIES, STAGES),
-        rows("dscores", KEYS, QUERIES, STAGES),
+        rows("dscores", KEYS * tile.cluster, QUERIES, STAGES),
         Piece(name="row_stats", shape=(2, QUERIES), dtype="float32", stages=STAGES),
     )
 
 
 def channels(tile: Tile) -> tuple[Channel, ...]:
-    """Every warp gives a slot back with one arrival.
+    """Every warp gives a slot back with one arrival, at each CTA of a cluster that has filled it.
 
     P needs no empty barrier: P of step j + 2 follows S of that step, whose Q fills a slot that came back
     after dK of step j, when P of step j had been read. Nor do row statistics, of which each slot is filled
     after one of Q, read for P before P is handed over and for dS before dK.
     """
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
-    square = ("probability", "gradient")
-    warps = WARPS_PER_GROUP
+    square, warps, ctas = ("probability", "gradient"), WARPS_PER_GROUP, tile.cluster
+    dout = DOUT_STAGES[ctas]
 
-    def load(name: str, stages: int, consumers: tuple[str, ...], empty: int) -> Channel:
-        return Channel(name, "tma", name, stages, "load", consumers, 1, empty, size[name])
+    def load(
+        name: str, consumers: tuple[str, ...], stages: int = 1, empty: int = 0, ctas: int = 1
+    ) -> Channel:
+        return Channel(name, "tma", name, stages, "load", consumers, 1, empty, size[name], ctas)
 
+    back = 2 * warps * ctas
+    received = size["dscores"] - size["dscores"] // ctas
     return (
-        load("key", 1, ("probability", "reduce"), 0),
-        load("value", 1, ("gradient",), 0),
-        load("query", STAGES, square, 2 * warps),
-        load("row_stats", STAGES, square, 0),
-        load("dout", tile.dout_stages, square, 2 * warps),
+        load("key", ("probability", "reduce")),
+        load("value", ("gradient",)),
+        *((load("peer_key", ("reduce",)),) if ctas > 1 else ()),
+        load("query", square, STAGES, back, ctas),
+        load("row_stats", square, STAGES),
+        load("dout", square, dout, back, ctas),
         Channel("probabilities", "thread", "probabilities", STAGES, "probability", ("gradient",), warps, 0),
-        Channel("dscores", "thread", "dscores", STAGES, "gradient", ("reduce",), warps, warps),
+        Channel(
+            *("dscores", "thread", "dscores", STAGES, "gradient", ("reduce",)),
+            *(warps, warps * ctas, received, ctas),
+        ),
     )

@@ -10,6 +10,9 @@ from attn4.kernels.dsl import bulk
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.shared.key_tiles import first_query_block, following_query_block
 
+KEYS = ("key", "value", "peer_key")
+"""Tiles of the keys' rows, copied once; the last only in a cluster."""
+
 
 class RowStats(Fixed):
     """Statistics of the query blocks of a sequence: ``sources``, each (heads, blocks, rows) in global memory,
@@ -35,9 +38,10 @@ class RowStats(Fixed):
 def load(plan: cutlass.Constexpr, tile, group: Int32, tiles, stats, ends):
     """K and V once, then Q, dO and their statistics of each query block, of one head after the other."""
     if tile.first < tile.last:
-        for name in cutlass.range_constexpr(2):
-            rows = tiles["value" if name else "key"]
-            end = ends.value if name else ends.key
+        for i in cutlass.range_constexpr(len(KEYS)):
+            if cutlass.const_expr(KEYS[i] not in tiles):
+                continue
+            rows, end = tiles[KEYS[i]], getattr(ends, KEYS[i])
             end.expect()
             rows.copy(
                 rows.of_sequence(tile.kv_head, tile.batch, tile.k_begin, tile.k_len),

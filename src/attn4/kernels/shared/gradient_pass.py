@@ -18,6 +18,10 @@ class GradientPass(BackwardKernel):
     A machine gives ``prepared``, its kernel called with what it needs: rows are (rows, dim, heads, batch).
     """
 
+    def grid(self, lengths):
+        """Grid and cluster: one CTA a tile of keys."""
+        return {"grid": [count_key_tiles(self.plan, lengths), 1, 1]}
+
     @cute.jit
     def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments
         self,
@@ -52,7 +56,7 @@ class GradientPass(BackwardKernel):
         operands = self.operand_copies(query, key, value, dout)
         scalars = GradientScalars(softmax_scale, window_left, window_right)
         self.prepared(operands, (dk, dv), workspace, lengths, scalars).launch(
-            grid=[count_key_tiles(plan, lengths), 1, 1],
+            **self.grid(lengths),
             block=[plan.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,

@@ -7,21 +7,47 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
-from attn4.kernels.dsl import mma
+from attn4.kernels.dsl import bulk, mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.shared.softmax import to_operand
 from attn4.plan.sm90_backward_wide import PRODUCT_COLUMNS
 
 
+class Sender(Fixed):
+    """Copies dS^T to the other CTA of a cluster: a slot holds first a CTA's own rows, then the other's.
+
+    A warp copies the 16 rows that it has written.
+    """
+
+    def __init__(self, plan, words, cluster, thread):
+        buffer = plan.buffer("dscores")
+        self.ctas = cluster.size
+        self.peer = 1 - cluster.rank
+        self.words = words
+        self.slot_words = buffer.size // buffer.stages // 4
+        self.own_words = self.slot_words // cluster.size
+        self.warp = cute.arch.make_warp_uniform(thread // cute.arch.WARP_SIZE)
+
+    @cute.jit
+    def send(self, end):
+        """Start the copy, after the rows are written and fenced; ``end`` is at their slot."""
+        count = self.own_words // (mma.GROUP_THREADS // cute.arch.WARP_SIZE)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            source = self.words + (end.index * self.slot_words + self.warp * count)
+            bulk.send(self.peer, source + self.own_words, source, 4 * count, end.barrier)
+
+
 class Gradient(Fixed):
     """What the warpgroup keeps through the kernel; ``exchange`` holds P^T of the probability role."""
 
-    def __init__(self, elements, tiles, exchange):
+    def __init__(self, elements, tiles, exchange, sender):
         plan, dtype = elements.plan, elements.dtype
         self.plan = plan
         self.elements = elements
         self.exchange = exchange
+        self.sender = sender
         self.square_mma = mma.tiled_product(dtype, 1, plan.tile_m, mma.K_MAJOR, mma.SHARED)
         self.dk_mma = mma.tiled_product(dtype, 1, PRODUCT_COLUMNS[plan.head_dim], mma.MN_MAJOR, mma.REGISTERS)
         square, dk = self.square_mma.get_slice(0), self.dk_mma.get_slice(0)
@@ -30,7 +56,8 @@ class Gradient(Fixed):
         self.query_t = dk.make_fragment_B(dk.partition_B(transposed(tiles["query"])))
         self.shape = (mma.GROUP_THREADS // 2, plan.tile_m)
         self.dscores = dk.make_fragment_A(dk.partition_shape_A(self.shape))
-        self.dscores_tile = tiles["dscores"]
+        slots = plan.buffer("dscores").stages
+        self.dscores_tile = cute.local_tile(tiles["dscores"], (*self.shape, slots), (0, 0, 0))
         self.dk = mma.accumulator(self.dk_mma, (self.shape[0], plan.head_dim))
 
     def start_dprobabilities(self, slot):
@@ -77,14 +104,29 @@ def run(worker, group: Int32, ends):
 @cute.jit
 def step(worker, ends):
     """Make dP and dS of a step, beside dK of the one before it."""
-    dprobabilities = worker.start_dprobabilities(ends.dout.wait())
-    worker.start_dk(ends.query.wait())
-    mma.wait(1)
-    ends = differentiate(worker, ends, dprobabilities)
-    mma.wait(0)
+    if cutlass.const_expr(ends.dout.ring.channel.stages > 1):
+        dprobabilities = worker.start_dprobabilities(ends.dout.wait())
+        worker.start_dk(ends.query.wait())
+        mma.wait(1)
+        ends = differentiate(worker, ends, dprobabilities)
+        mma.wait(0)
+        ends = release_query(ends)
+    else:
+        # The only slot of dO is still to be filled.
+        worker.start_dk(ends.query.wait())
+        dprobabilities = worker.start_dprobabilities(ends.dout.wait())
+        mma.wait(1)
+        ends = release_query(ends)
+        mma.wait(0)
+        ends = differentiate(worker, ends, dprobabilities)
+    return hand_over(worker, ends, dprobabilities)
+
+
+def release_query(ends):
+    """Give back the slot of Q of the step whose dK is complete."""
     ends.query.arrive()
     ends.query.advance()
-    return hand_over(worker, ends, dprobabilities)
+    return ends
 
 
 @cute.jit
@@ -104,6 +146,10 @@ def hand_over(worker, ends, dscores):
     """Round dS for dK, and store it for dQ."""
     to_operand(dscores, worker.dscores)
     worker.share(ends.dscores.acquire())
-    ends.dscores.signal()
+    if cutlass.const_expr(worker.sender.ctas > 1):
+        worker.sender.send(ends.dscores)
+        ends.dscores.signal_own()
+    else:
+        ends.dscores.signal()
     ends.dscores.advance()
     return ends

@@ -71,13 +71,27 @@ def run(worker, group: Int32, ends):
 @cute.jit
 def step(worker, walk, ends):
     """Of the step ``walk`` S and P, beside dV of the one before it."""
-    scores = worker.start_scores(ends.query.wait())
-    worker.start_dv(ends.dout.wait())
-    ends = exponentiate(worker, walk, ends, scores, 1)
-    mma.wait(0)
+    if cutlass.const_expr(ends.dout.ring.channel.stages > 1):
+        scores = worker.start_scores(ends.query.wait())
+        worker.start_dv(ends.dout.wait())
+        ends = exponentiate(worker, walk, ends, scores, 1)
+        mma.wait(0)
+        ends = release_dout(ends)
+    else:
+        # The only slot of dO comes back as early as it can.
+        worker.start_dv(ends.dout.wait())
+        scores = worker.start_scores(ends.query.wait())
+        mma.wait(1)
+        ends = release_dout(ends)
+        ends = exponentiate(worker, walk, ends, scores, 0)
+    return hand_over(worker, ends, scores)
+
+
+def release_dout(ends):
+    """Give back the slot of dO of the step whose dV is complete."""
     ends.dout.arrive()
     ends.dout.advance()
-    return hand_over(worker, ends, scores)
+    return ends
 
 
 @cute.jit

@@ -16,7 +16,14 @@ from attn4.plan.sm90_backward_wide import DQ_COLUMNS
 
 
 class ColumnSums(QuerySums):
-    """Sums of dQ that one warpgroup adds to, some columns at a time."""
+    """Sums of dQ that one warpgroup of each CTA of a cluster adds to, some columns at a time.
+
+    Each warp of the cluster has a counter of its own.
+    """
+
+    def __init__(self, plan, bounds, sums, first_head, thread, rank):
+        super().__init__(plan, bounds, sums, first_head, thread + rank * mma.GROUP_THREADS)
+        self.own_thread = thread
 
     @cute.jit
     def add_columns(self, values, walk, column: Int32):
@@ -24,36 +31,42 @@ class ColumnSums(QuerySums):
         sums = self.of(walk) + column * self.plan.tile_m
         for four in cutlass.range_constexpr(cute.size(values) // FOUR):
             registers = [values[FOUR * four + i] for i in range(FOUR)]
-            add_four(sums + FOUR * (mma.GROUP_THREADS * four + self.thread), registers)
+            add_four(sums + FOUR * (mma.GROUP_THREADS * four + self.own_thread), registers)
 
 
 class Reduce(Fixed):
-    """What the warpgroup keeps through the kernel."""
+    """What the warpgroup keeps through the kernel; CTA ``rank`` of a cluster has its share of the columns."""
 
-    def __init__(self, plan, dtype, tiles):
+    def __init__(self, plan, dtype, tiles, rank):
         self.plan = plan
         self.columns = DQ_COLUMNS[plan.head_dim]
+        self.parts = plan.head_dim // plan.cluster // self.columns
+        self.first_part = rank * self.parts
         self.dq_mma = mma.tiled_product(
             dtype, 1, self.columns, mma.MN_MAJOR, mma.SHARED, a_major=mma.MN_MAJOR
         )
-        dq = self.dq_mma.get_slice(0)
-        self.key = tiles["key"]
-        self.dscores_t = dq.make_fragment_A(dq.partition_A(transposed(tiles["dscores"])))
-
-    @property
-    def parts(self) -> int:
-        """Products of a step, each of some columns."""
-        return self.plan.head_dim // self.columns
+        self.tiles = tiles
 
     def start(self, slot, part):
-        """Issue dQ = dS K of a part of the columns; returns its registers."""
-        product = self.dq_mma.get_slice(0)
-        rows, _, slots = (cute.size(mode) for mode in self.key.shape)
-        columns = cute.local_tile(transposed(self.key), (self.columns, rows, slots), (part, 0, 0))
-        key_t = product.make_fragment_B(product.partition_B(columns))[None, None, None, 0]
+        """Issue dQ = dS K of a part of this CTA's columns, over all keys; returns its registers."""
         dq = mma.accumulator(self.dq_mma, (self.plan.tile_m, self.columns))
-        mma.start(self.dq_mma, dq, self.dscores_t[None, None, None, slot], key_t, zero=True)
+        self._start(dq, (slot, 0), ("key", self.first_part + part))
+        if self.plan.cluster > 1:
+            self._start(dq, (slot, 1), ("peer_key", part))
         return dq
+
+    def _start(self, dq, dscores, key):
+        """Issue the product over the keys of one CTA: ``dscores`` is (slot, CTA), ``key`` (name, part)."""
+        product = self.dq_mma.get_slice(0)
+        keys, queries = self.plan.tile_n, self.plan.tile_m
+        (slot, owner), (name, part) = dscores, key
+        a = cute.local_tile(transposed(self.tiles["dscores"])[None, None, slot], (queries, keys), (0, owner))
+        b = cute.local_tile(transposed(self.tiles[name])[None, None, 0], (self.columns, keys), (part, 0))
+        a, b = (
+            product.make_fragment_A(product.partition_A(a)),
+            product.make_fragment_B(product.partition_B(b)),
+        )
+        mma.start(self.dq_mma, dq, a, b, zero=owner == 0)
 
 
 @cute.jit
@@ -63,6 +76,8 @@ def run(worker, tile, group: Int32, sums, ends):
         begin = first_query_block(worker.plan, tile)
         walk = Walk(tile, begin, Int32(0), Int32(0), begin)
         ends.key.wait()
+        if cutlass.const_expr(worker.plan.cluster > 1):
+            ends.peer_key.wait()
         for _ in cutlass.range((tile.last - tile.first) * group, unroll=1):
             sums, ends = step(worker, walk, sums, ends)
             walk = walk.following()
@@ -79,7 +94,7 @@ def step(worker, walk, sums, ends):
     for part in cutlass.range(worker.parts, unroll=1):
         dq = worker.start(slot, part)
         mma.wait(0)
-        sums.add_columns(dq, walk, part * worker.columns)
+        sums.add_columns(dq, walk, (worker.first_part + part) * worker.columns)
     ends.dscores.arrive()
     ends.dscores.advance()
     return sums, ends
