@@ -14,7 +14,6 @@ from attn4.kernels.sm90.backward.wide import WideBackward
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
 from attn4.kernels.sm100.backward.kernel import Backward as BlackwellBackward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
-from attn4.plan import sm90_backward
 from attn4.plan.workspace import block_elements
 
 BACKWARD = {"sm_90a": HopperBackward, "sm_100a": BlackwellBackward, "sm_103a": BlackwellBackward}
@@ -108,7 +107,7 @@ def compile_plan(plan):
 
 def backward_kernel(plan):
     """The kernels of a backward plan: on Hopper those of wide heads have other roles."""
-    wide = plan.arch == "sm_90a" and max(plan.head_dim, plan.head_dim_v) > sm90_backward.MOST_HEAD_DIM
+    wide = plan.arch == "sm_90a" and any(role.name == "probability" for role in plan.roles)
     return WideBackward if wide else BACKWARD[plan.arch]
 
 

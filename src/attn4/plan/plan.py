@@ -126,7 +126,8 @@ class Plan:
     hand their probabilities over last: O += P V begins without them.
 
     ``cluster`` CTAs of a backward pass, each with ``tile_n`` keys of its own, take the same steps: queries
-    are copied to all of them at once, and each computes some columns of dQ over the keys of all.
+    are copied to all of them at once, and each computes some columns of dQ over the keys of all,
+    ``dq_columns`` in one product where a role of its own does that.
 
     ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """
@@ -146,6 +147,7 @@ class Plan:
     softmax: SoftmaxPlan = SoftmaxPlan()
     cta_group: int = 1
     cluster: int = 1
+    dq_columns: int = 0
     pack_gqa: int = 1
     cu_seqlens_q: bool = False
     cu_seqlens_k: bool = False

@@ -52,11 +52,6 @@ with 256 columns of dK, dP and dS those are 24 + 128 + 32 + 16, and 200 are not 
 DQ_COLUMNS = {192: 192, 256: 64}
 """Columns of one product of dQ, by head dimension: half as many registers a thread."""
 
-PRODUCT_COLUMNS = {128: 128, 192: 192, 256: 128}
-"""Columns of an instruction of dK or dV: its registers must fit into the 128 that a thread is launched with,
-whatever it gets later.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -98,6 +93,7 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         seqused_k=problem.seqused_k,
         lse=problem.lse,
         cluster=tile.cluster,
+        dq_columns=DQ_COLUMNS[head_dim],
         ping_pong=False,
         deterministic=problem.deterministic,
     )

@@ -19,6 +19,17 @@ FOUR = 4
 """Words that a thread stores or loads at once."""
 
 
+MOST_COLUMNS = 192
+"""Of an instruction: its registers must fit into the 128 that a thread of four warpgroups is launched with,
+whatever it gets later.
+"""
+
+
+def columns_at_once(head_dim: int) -> int:
+    """Columns of dK or dV that one instruction computes."""
+    return head_dim if head_dim <= MOST_COLUMNS else head_dim // 2
+
+
 class Elements(Fixed):
     """What a warpgroup needs; ``stats`` are negated LSE and delta, (queries, 2, slots).
 

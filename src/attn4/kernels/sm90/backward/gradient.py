@@ -11,7 +11,7 @@ from attn4.kernels.dsl import bulk, mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.shared.softmax import to_operand
-from attn4.plan.sm90_backward_wide import PRODUCT_COLUMNS
+from attn4.kernels.sm90.backward.elements import columns_at_once
 
 
 class Sender(Fixed):
@@ -49,7 +49,7 @@ class Gradient(Fixed):
         self.exchange = exchange
         self.sender = sender
         self.square_mma = mma.tiled_product(dtype, 1, plan.tile_m, mma.K_MAJOR, mma.SHARED)
-        self.dk_mma = mma.tiled_product(dtype, 1, PRODUCT_COLUMNS[plan.head_dim], mma.MN_MAJOR, mma.REGISTERS)
+        self.dk_mma = mma.tiled_product(dtype, 1, columns_at_once(plan.head_dim), mma.MN_MAJOR, mma.REGISTERS)
         square, dk = self.square_mma.get_slice(0), self.dk_mma.get_slice(0)
         self.value = square.make_fragment_A(square.partition_A(tiles["value"]))[None, None, None, 0]
         self.dout = square.make_fragment_B(square.partition_B(tiles["dout"]))

@@ -12,7 +12,7 @@ from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.shared.key_tiles import first_query_block
 from attn4.kernels.shared.softmax import to_operand
 from attn4.kernels.sm90.backward.differentiate import Walk
-from attn4.plan.sm90_backward_wide import PRODUCT_COLUMNS
+from attn4.kernels.sm90.backward.elements import columns_at_once
 
 
 class Probability(Fixed):
@@ -26,7 +26,7 @@ class Probability(Fixed):
         self.scale_log2 = scale_log2
         self.scores_mma = mma.tiled_product(dtype, 1, plan.tile_m, mma.K_MAJOR, mma.SHARED)
         self.dv_mma = mma.tiled_product(
-            dtype, 1, PRODUCT_COLUMNS[plan.head_dim_v], mma.MN_MAJOR, mma.REGISTERS
+            dtype, 1, columns_at_once(plan.head_dim_v), mma.MN_MAJOR, mma.REGISTERS
         )
         scores, dv = self.scores_mma.get_slice(0), self.dv_mma.get_slice(0)
         self.key = scores.make_fragment_A(scores.partition_A(tiles["key"]))[None, None, None, 0]

@@ -12,7 +12,6 @@ from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.shared.key_tiles import first_query_block
 from attn4.kernels.sm90.backward.differentiate import FOUR, QuerySums, Walk
-from attn4.plan.sm90_backward_wide import DQ_COLUMNS
 
 
 class ColumnSums(QuerySums):
@@ -39,7 +38,7 @@ class Reduce(Fixed):
 
     def __init__(self, plan, dtype, tiles, rank):
         self.plan = plan
-        self.columns = DQ_COLUMNS[plan.head_dim]
+        self.columns = plan.dq_columns
         self.parts = plan.head_dim // plan.cluster // self.columns
         self.first_part = rank * self.parts
         self.dq_mma = mma.tiled_product(
