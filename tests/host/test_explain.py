@@ -128,9 +128,9 @@ def test_json_and_text_agree(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_problem_without_a_plan_gets_reasons_and_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, "--arch", "sm_90a", "--backward", "--head-dim", "192")
-    assert "the backward pass on H200 (sm_90a) is planned up to 128" in text
-    assert "cycles a CTA: tensor core 7680, exponential 1024" in text
+    text = told(capsys, "--arch", "sm_90a", "--backward", "--head-dim", "192", "--head-dim-v", "64")
+    assert "head_dim is 192 and head_dim_v is 64; they must round up" in text
+    assert "cycles a CTA: tensor core 5632, exponential 1024" in text
     assert "Roles" not in text
     assert "head_dim is 300" in told(capsys, "--head-dim", "300", "--arch", "B200")
 

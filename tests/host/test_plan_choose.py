@@ -293,16 +293,6 @@ def test_other_unequal_head_dims_are_refused(head_dim: int, head_dim_v: int) -> 
         choose(problem, B200)
 
 
-def test_hopper_says_which_gradients_have_no_plan() -> None:
-    backward = replace(PLAIN, direction="backward")
-    for fields, why in (
-        ({"head_dim": 160, "head_dim_v": 160}, "planned up to 128"),
-        ({"head_dim": 192}, "planned up to 128"),
-    ):
-        with pytest.raises(NotImplementedError, match=why):
-            choose(replace(backward, **fields), machine("H200"))
-
-
 def test_forward_and_backward_run_on_all_machines() -> None:
     for where in (machine("H200"), B200, machine("B300")):
         assert runnable(PLAIN, where) == ()

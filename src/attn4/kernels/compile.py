@@ -10,6 +10,7 @@ from cutlass import Float32, Int32
 from attn4.kernels.shared.call import DTYPES
 from attn4.kernels.shared.sort_batches import SortBatches
 from attn4.kernels.sm90.backward.kernel import Backward as HopperBackward
+from attn4.kernels.sm90.backward.wide import WideBackward
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
 from attn4.kernels.sm100.backward.kernel import Backward as BlackwellBackward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
@@ -93,7 +94,7 @@ def compile_plan(plan):
     elif plan.direction == "forward":
         kernel, arguments = FORWARD[plan.arch], forward_arguments(plan)
     elif plan.arch in BACKWARD:
-        kernel, arguments = BACKWARD[plan.arch], backward_arguments(plan)
+        kernel, arguments = backward_kernel(plan), backward_arguments(plan)
     else:
         raise NotImplementedError(f"no backward kernel for {plan.arch} is built yet")
     with tempfile.TemporaryDirectory() as dump:
@@ -103,6 +104,12 @@ def compile_plan(plan):
             cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
             options=f"--enable-tvm-ffi --gpu-arch {plan.arch} --keep-ptx --dump-dir {dump}",
         )
+
+
+def backward_kernel(plan):
+    """The kernels of a backward plan: on Hopper those of wide heads have other roles."""
+    wide = plan.arch == "sm_90a" and any(role.name == "probability" for role in plan.roles)
+    return WideBackward if wide else BACKWARD[plan.arch]
 
 
 def forward_arguments(plan) -> tuple:

@@ -180,6 +180,8 @@ def _hears_both(plan: Plan, arriving: tuple[Role, ...], waiting: tuple[Role, ...
 def _channel_faults(plan: Plan, channel: Channel) -> Iterator[str]:
     known = {role.name: role for role in plan.roles}
     unknown = [name for name in (channel.producer, *channel.consumers) if name not in known]
+    if channel.ctas not in (1, plan.cluster):
+        yield f"channel {channel.name} is filled by {channel.ctas} CTAs; a cluster has {plan.cluster}"
     if unknown or not channel.consumers:
         named = ", ".join(unknown) or "no consumer"
         yield f"channel {channel.name} names {named}; roles are {', '.join(known)}"
@@ -195,6 +197,8 @@ def _channel_faults(plan: Plan, channel: Channel) -> Iterator[str]:
     if channel.full_arrivals != full:
         yield f"channel {channel.name}: full_arrivals is {channel.full_arrivals}, but {why} = {full}"
     empty, why = arrivals(plan, consumers, (producer,))
+    if channel.ctas > 1:
+        empty, why = channel.ctas * empty, f"({why}) x {channel.ctas} CTAs of the cluster"
     if channel.empty_arrivals not in (0, empty):
         yield f"channel {channel.name}: empty_arrivals is {channel.empty_arrivals}, but {why} = {empty}"
     if channel.empty_arrivals == 0 and not _comes_back(plan, channel):
@@ -223,6 +227,10 @@ def _slot_faults(plan: Plan, channel: Channel, consumers: tuple[Role, ...]) -> I
         if plan.cta_group > 1 and any(role.leader_only for role in consumers):
             wanted *= plan.cta_group
             why += f", x {plan.cta_group} CTAs = {wanted}"
+    if channel.kind == "thread" and buffer is not None and channel.ctas > 1:
+        size = stage_size("shared", buffer.shape, buffer.dtype)
+        wanted = size - size // channel.ctas
+        why = f"the other CTAs of the cluster copy theirs of the {size} bytes of a stage"
     if channel.transaction_bytes != wanted:
         yield f"channel {channel.name}: transaction_bytes is {channel.transaction_bytes}, but {why}"
 

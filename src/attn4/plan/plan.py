@@ -55,6 +55,7 @@ class Channel:
     (bytes that asynchronous copies report); ``empty_arrivals`` complete an empty barrier's phase.
     ``kind`` says who signals full: the copy engine ("tma"), threads ("thread"), the tensor core
     ("mma"), or that it is a hardware named barrier ("named").
+    ``ctas`` of a cluster fill each slot together, so the consumers of all of them give it back.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Channel:
     full_arrivals: int
     empty_arrivals: int
     transaction_bytes: int = 0
+    ctas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,10 @@ class Plan:
     ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step
     hand their probabilities over last: O += P V begins without them.
 
+    ``cluster`` CTAs of a backward pass, each with ``tile_n`` keys of its own, take the same steps: queries
+    are copied to all of them at once, and each computes some columns of dQ over the keys of all,
+    ``dq_columns`` in one product where a role of its own does that.
+
     ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """
 
@@ -140,6 +146,8 @@ class Plan:
     schedule: Schedule
     softmax: SoftmaxPlan = SoftmaxPlan()
     cta_group: int = 1
+    cluster: int = 1
+    dq_columns: int = 0
     pack_gqa: int = 1
     cu_seqlens_q: bool = False
     cu_seqlens_k: bool = False

@@ -121,6 +121,16 @@ class Producer(End):
             self.ring.pair.arrive(self.barrier)
 
     @cute.jit
+    def signal_own(self):
+        """Hand over this CTA's part of a slot; the other CTAs of the cluster copy theirs into it."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            channel = self.ring.channel
+            cute.arch.mbarrier_arrive_and_expect_tx(
+                self.barrier, channel.transaction_bytes // channel.full_arrivals
+            )
+
+    @cute.jit
     def commit(self):
         """Hand over a slot when the products that this warp has issued are complete."""
         with cute.arch.elect_one():
@@ -145,8 +155,13 @@ class Consumer(End):
     @cute.jit
     def arrive(self, after=0):
         """This warp has read the slot; not before ``after``, a zero, is known."""
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.ring.empty(self.index) + after)
+        if cutlass.const_expr(self.ring.channel.ctas > 1):
+            lane = cute.arch.lane_idx()
+            if lane < self.ring.channel.ctas:
+                cute.arch.mbarrier_arrive(self.ring.empty(self.index) + after, lane)
+        else:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(self.ring.empty(self.index) + after)
 
     @cute.jit
     def arrive_together(self):

@@ -40,16 +40,17 @@ class RowTiles(Fixed):
     ``bounded``: the tensor is a ``bounded_rows`` view. ``pack``: heads that share a position's rows.
     ``share``: what CTA ``rank`` of a pair holds, (1, 0, rank) a half of the columns and (2, rank, 0) every
     second tile of rows; in general (step, first, column) is tile ``step * index + first`` of the rows at
-    tile ``column`` of the columns.
+    tile ``column`` of the columns. ``ctas`` of a cluster get each copy, at the same place.
     """
 
-    def __init__(self, atom, tensor, shared, bounded: bool = False, pack: int = 1, share=(1, 0, 0)):
+    def __init__(self, atom, tensor, shared, bounded: bool = False, pack: int = 1, share=(1, 0, 0), ctas=1):
         self.atom = atom
         self.tensor = tensor
         self.shared = shared
         self.bounded = bounded
         self.pack = pack
         self.step, self.first, self.column = share
+        self.receivers = {"mcast_mask": cutlass.Int16((1 << ctas) - 1)} if ctas > 1 else {}
 
     @cute.jit
     def of_sequence(self, head: Int32, batch: Int32, begin: Int32, length: Int32):
@@ -83,12 +84,16 @@ class RowTiles(Fixed):
         """Start the copy of tile ``index`` into ``slot``; its bytes are reported on ``barrier``."""
         source, destination = tiles
         place = index * self.step + self.first
-        cute.copy(self.atom, source[None, place], destination[None, slot], tma_bar_ptr=barrier)
+        cute.copy(
+            self.atom, source[None, place], destination[None, slot], tma_bar_ptr=barrier, **self.receivers
+        )
 
 
 LOAD = cpasync.CopyBulkTensorTileG2SOp
 LOAD_OF_PAIR = partial(LOAD, tcgen05.CtaGroup.TWO)
 """A load that reports its bytes to the first CTA of a pair."""
+LOAD_OF_CLUSTER = cpasync.CopyBulkTensorTileG2SMulticastOp
+"""A load into several CTAs of a cluster."""
 STORE = cpasync.CopyBulkTensorTileS2GOp
 
 

@@ -43,11 +43,13 @@ def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
 
 @cute.jit
 def load_keys(tile, tiles, ends):
-    """K and V of a tile."""
+    """K and V of a tile, and in a cluster some of the other CTA's K."""
     if tile.first < tile.last:
         place = (tile.kv_head, tile.batch, tile.k_begin, tile.k_len)
         ends.key.send(tiles["key"], tiles["key"].of_sequence(*place), tile.key_block)
         ends.value.send(tiles["value"], tiles["value"].of_sequence(*place), tile.key_block)
+        if cutlass.const_expr("peer_key" in tiles):
+            ends.peer_key.send(tiles["peer_key"], tiles["peer_key"].of_sequence(*place), tile.key_block)
     return ends
 
 

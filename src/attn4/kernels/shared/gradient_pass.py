@@ -19,6 +19,11 @@ class GradientPass(BackwardKernel):
     A machine gives ``prepared``, its kernel called with what it needs: rows are (rows, dim, heads, batch).
     """
 
+    def grid(self, lengths, ctas):
+        """Grid and cluster: one CTA a tile of keys, of a persistent kernel no more than ``ctas``."""
+        tiles = count_key_tiles(self.plan, lengths)
+        return {"grid": [cutlass.min(ctas, tiles) if self.plan.schedule.persistent else tiles, 1, 1]}
+
     @cute.jit
     def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments
         self,
@@ -54,9 +59,8 @@ class GradientPass(BackwardKernel):
         Preprocess(plan).launch(Results(out, dout, lse, dlse), workspace, lengths, stream)
         operands = self.operand_copies(query, key, value, dout)
         scalars = GradientScalars(softmax_scale, window_left, window_right)
-        tiles = count_key_tiles(plan, lengths)
         self.prepared(operands, Gradients(dk, dv), workspace, lengths, scalars, counter).launch(
-            grid=[cutlass.min(ctas, tiles) if plan.schedule.persistent else tiles, 1, 1],
+            **self.grid(lengths, ctas),
             block=[plan.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,

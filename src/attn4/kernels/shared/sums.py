@@ -16,4 +16,6 @@ def sum_layout(plan):
         return cute.make_layout(
             (plan.tile_m, (GROUP, plan.head_dim // GROUP)), stride=(GROUP, (1, GROUP * plan.tile_m))
         )
-    return mma.side_by_side((plan.tile_m, plan.head_dim), plan.role("differentiate").warps // 4)
+    names = ("differentiate", "reduce")
+    adding = next(role for role in plan.roles if role.name in names)
+    return mma.side_by_side((plan.tile_m, plan.head_dim), adding.warps // 4)

@@ -96,17 +96,21 @@ class Outlet(Fixed):
         """Write dK of a tile, which is not scaled yet."""
         self._store(self.gradients.dk, tile, self.worker.dk, self.softmax_scale)
 
-    @cute.jit
     def _store(self, target, tile, values, scale):
-        """The rows of an accumulator that are rows of the sequence, times ``scale``."""
-        plan = self.worker.plan
-        batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
-        words = [
-            math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, self.worker.ops.dtype)
-            for i in range(cute.size(values) // 2)
-        ]
-        first_row = mma.first_row(self.worker.ops.thread)
-        for half in cutlass.range_constexpr(2):
-            row = tile.key_block * plan.tile_n + first_row + 8 * half
-            place = target[tile.k_begin + row, None, tile.kv_head, batch]
-            store_exchanged(words[half::2], place, row < tile.k_rows)
+        store_rows(self.worker.plan, self.worker.ops.thread, target, tile, values, scale)
+
+
+@cute.jit
+def store_rows(plan: cutlass.Constexpr, thread, target, tile, values, scale):
+    """Write the rows of an accumulator that are rows of the sequence, times ``scale``, to ``target``, (rows,
+    dim, heads, batch); ``thread`` is that of the warpgroups that hold it.
+    """
+    batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
+    words = [
+        math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, target.element_type)
+        for i in range(cute.size(values) // 2)
+    ]
+    for half in cutlass.range_constexpr(2):
+        row = tile.key_block * plan.tile_n + mma.first_row(thread) + 8 * half
+        place = target[tile.k_begin + row, None, tile.kv_head, batch]
+        store_exchanged(words[half::2], place, row < tile.k_rows)

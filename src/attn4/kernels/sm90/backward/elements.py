@@ -1,0 +1,119 @@
+"""The elementwise half of a step: P^T and dS^T of 64 keys, in the registers of one warpgroup.
+
+A thread holds two keys, and of each 8 queries two that follow each other (`kernels/dsl/mma.py`).
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from attn4.kernels.dsl import math, mma
+from attn4.kernels.dsl.carried import Fixed
+
+PAIR = 2
+"""Neighbouring queries that a thread holds of each 8."""
+
+FOUR = 4
+"""Words that a thread stores or loads at once."""
+
+
+MOST_COLUMNS = 192
+"""Of an instruction: its registers must fit into the 128 that a thread of four warpgroups is launched with,
+whatever it gets later.
+"""
+
+
+def columns_at_once(head_dim: int) -> int:
+    """Columns of dK or dV that one instruction computes."""
+    return head_dim if head_dim <= MOST_COLUMNS else head_dim // 2
+
+
+class Elements(Fixed):
+    """What a warpgroup needs; ``stats`` are negated LSE and delta, (queries, 2, slots).
+
+    ``first_key`` of the tile is that of the warpgroup.
+    """
+
+    def __init__(self, plan, dtype, place, thread, stats):
+        self.plan = plan
+        self.dtype = dtype
+        self.tile, self.bounds, self.first_key = place
+        self.thread = thread
+        self.stats = stats
+
+    @cute.jit
+    def exponentiate(self, scores, scale_log2, block: Int32, slot):
+        """P^T of the scores of the queries of ``block``, whose statistics are in ``slot``; in place."""
+        if self.bounds.hides(self.tile, block):
+            self._mask(scores, block)
+        by_row = mma.by_row(scores)
+        for pair in cutlass.range_constexpr(cute.size(by_row, mode=[1]) // PAIR):
+            lse = self._pair(0, pair, slot)
+            for half in cutlass.range_constexpr(2):
+                for i in cutlass.range_constexpr(PAIR):
+                    score = by_row[half, PAIR * pair + i] * scale_log2 + lse[i]
+                    by_row[half, PAIR * pair + i] = cute.math.exp2(score, fastmath=True)
+
+    @cute.jit
+    def differentiate(self, dprobabilities, words, slot):
+        """dS^T = P^T (dP^T - delta), in place; ``words`` are P^T rounded, two queries each."""
+        dscores = mma.by_row(dprobabilities)
+        for pair in cutlass.range_constexpr(cute.size(dscores, mode=[1]) // PAIR):
+            delta = self._pair(1, pair, slot)
+            for half in cutlass.range_constexpr(2):
+                both = math.unpack(words[2 * pair + half], self.dtype)
+                for i in cutlass.range_constexpr(PAIR):
+                    column = PAIR * pair + i
+                    dscores[half, column] = both[i] * (dscores[half, column] + delta[i])
+
+    def _pair(self, kind: int, pair: int, slot):
+        """A statistic of this thread's queries 8 ``pair`` on."""
+        held = cute.make_rmem_tensor(PAIR, Float32)
+        pairs = cute.zipped_divide(self.stats[None, kind, slot], (PAIR,))
+        cute.autovec_copy(pairs[None, 4 * pair + cute.arch.lane_idx() % 4], held)
+        return held
+
+    @cute.jit
+    def _mask(self, scores, block: Int32):
+        by_row = mma.by_row(scores)
+        first_query = block * self.plan.tile_m + PAIR * (cute.arch.lane_idx() % 4)
+        for half in cutlass.range_constexpr(2):
+            key = self.first_key + mma.first_row(self.thread) + 8 * half
+            begin, end = self.bounds.seen_by(self.tile, key, first_query)
+            for i in cutlass.range_constexpr(cute.size(by_row, mode=[1])):
+                column = 8 * (i // 2) + i % 2
+                visible = column >= begin
+                if cutlass.const_expr(self.bounds.kind == "window"):
+                    visible = visible and column < end
+                by_row[half, i] = by_row[half, i] if visible else -Float32.inf
+
+
+class Exchange(Fixed):
+    """Slots for the words of a warpgroup's operand, each thread's its own: another warpgroup's thread of the
+    same number reads them.
+    """
+
+    def __init__(self, pointer, count: int, slots: int, thread):
+        fours = count // FOUR
+        layout = cute.make_layout(
+            (FOUR, fours, slots), stride=(1, FOUR * mma.GROUP_THREADS, count * mma.GROUP_THREADS)
+        )
+        self.words = cute.make_tensor((pointer + FOUR * thread).align(4 * FOUR), layout)
+
+    @cute.jit
+    def write(self, operand, slot):
+        """Store the registers of ``operand``."""
+        words = cute.recast_tensor(operand, Int32)
+        for four in cutlass.range_constexpr(cute.size(self.words, mode=[1])):
+            piece = cute.make_tensor(words.iterator + FOUR * four, cute.make_layout(FOUR))
+            cute.autovec_copy(piece, self.words[None, four, slot])
+
+    @cute.jit
+    def read(self, slot):
+        """The words of ``slot``, in registers."""
+        held = cute.make_rmem_tensor((FOUR, cute.size(self.words, mode=[1])), Int32)
+        for four in cutlass.range_constexpr(cute.size(self.words, mode=[1])):
+            cute.autovec_copy(self.words[None, four, slot], held[None, four])
+        return cute.make_tensor(held.iterator, cute.make_layout(cute.size(held)))

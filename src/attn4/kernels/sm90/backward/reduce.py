@@ -1,0 +1,101 @@
+"""The reducing role: dQ of every step, some columns at a time, added to its sums in global memory."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from attn4.kernels.dsl import mma
+from attn4.kernels.dsl.atomics import add_four
+from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.dsl.smem import transposed
+from attn4.kernels.shared.key_tiles import first_query_block
+from attn4.kernels.sm90.backward.differentiate import Walk
+from attn4.kernels.sm90.backward.outlet import FOUR, QuerySums
+
+
+class ColumnSums(QuerySums):
+    """Sums of dQ that one warpgroup of each CTA of a cluster adds to, some columns at a time.
+
+    Each warp of the cluster has a counter of its own.
+    """
+
+    def __init__(self, plan, bounds, sums, first_head, thread, rank):
+        super().__init__(plan, bounds, sums, first_head, thread + rank * mma.GROUP_THREADS)
+        self.own_thread = thread
+
+    @cute.jit
+    def add_columns(self, values, walk, column: Int32):
+        """Add a thread's registers of the columns from ``column`` on; the order is that of `sum_layout`."""
+        sums = self.of(walk) + column * self.plan.tile_m
+        for four in cutlass.range_constexpr(cute.size(values) // FOUR):
+            registers = [values[FOUR * four + i] for i in range(FOUR)]
+            place = sums + FOUR * (mma.GROUP_THREADS * four + self.own_thread)
+            add_four(place, registers, walk.number)
+
+
+class Reduce(Fixed):
+    """What the warpgroup keeps through the kernel; CTA ``rank`` of a cluster has its share of the columns."""
+
+    def __init__(self, plan, dtype, tiles, rank):
+        self.plan = plan
+        self.columns = plan.dq_columns
+        self.parts = plan.head_dim // plan.cluster // self.columns
+        self.first_part = rank * self.parts
+        self.dq_mma = mma.tiled_product(
+            dtype, 1, self.columns, mma.MN_MAJOR, mma.SHARED, a_major=mma.MN_MAJOR
+        )
+        self.tiles = tiles
+
+    def start(self, slot, part):
+        """Issue dQ = dS K of a part of this CTA's columns, over all keys; returns its registers."""
+        dq = mma.accumulator(self.dq_mma, (self.plan.tile_m, self.columns))
+        self._start(dq, (slot, 0), ("key", self.first_part + part))
+        if self.plan.cluster > 1:
+            self._start(dq, (slot, 1), ("peer_key", part))
+        return dq
+
+    def _start(self, dq, dscores, key):
+        """Issue the product over the keys of one CTA: ``dscores`` is (slot, CTA), ``key`` (name, part)."""
+        product = self.dq_mma.get_slice(0)
+        keys, queries = self.plan.tile_n, self.plan.tile_m
+        (slot, owner), (name, part) = dscores, key
+        a = cute.local_tile(transposed(self.tiles["dscores"])[None, None, slot], (queries, keys), (0, owner))
+        b = cute.local_tile(transposed(self.tiles[name])[None, None, 0], (self.columns, keys), (part, 0))
+        a, b = (
+            product.make_fragment_A(product.partition_A(a)),
+            product.make_fragment_B(product.partition_B(b)),
+        )
+        mma.start(self.dq_mma, dq, a, b, zero=owner == 0)
+
+
+@cute.jit
+def run(worker, tile, group: Int32, sums, ends):
+    """All steps of the CTA's keys."""
+    if tile.first < tile.last:
+        begin = first_query_block(worker.plan, tile)
+        walk = Walk(tile, begin, Int32(0), Int32(0), begin)
+        ends.key.wait()
+        if cutlass.const_expr(worker.plan.cluster > 1):
+            ends.peer_key.wait()
+        for _ in cutlass.range((tile.last - tile.first) * group, unroll=1):
+            sums, ends = step(worker, walk, sums, ends)
+            walk = walk.following()
+        sums.give_turn()
+
+
+@cute.jit
+def step(worker, walk, sums, ends):
+    """Compute and add dQ of a step."""
+    slot = ends.dscores.wait()
+    sums.give_turn()
+    sums.take_turn(walk)
+    # A loop, not unrolled: ptxas would put off additions to the sums until after the next product.
+    for part in cutlass.range(worker.parts, unroll=1):
+        dq = worker.start(slot, part)
+        mma.wait(0)
+        sums.add_columns(dq, walk, (worker.first_part + part) * worker.columns)
+    ends.dscores.arrive()
+    ends.dscores.advance()
+    return sums, ends

@@ -1,0 +1,181 @@
+"""Backward attention on Hopper, head dimensions over 128: what a CTA owns, and which warps do what."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from attn4.kernels.dsl import math, mma, tma
+from attn4.kernels.dsl.channel import initialise
+from attn4.kernels.dsl.pair import Pair
+from attn4.kernels.dsl.registers import reallocate
+from attn4.kernels.dsl.smem import Arena, row_major_layout
+from attn4.kernels.shared.gradient_call import Copy, Gradients, GradientScalars, Workspace
+from attn4.kernels.shared.gradient_load import load
+from attn4.kernels.shared.key_tiles import KeyBounds, count_key_tiles, find_key_tile
+from attn4.kernels.shared.query_blocks import first_block
+from attn4.kernels.shared.scheduler import Lengths
+from attn4.kernels.sm90.backward import gradient, probability, reduce
+from attn4.kernels.sm90.backward.elements import Elements, Exchange
+from attn4.kernels.sm90.backward.kernel import Backward, Copies
+from attn4.kernels.sm90.backward.outlet import store_rows
+
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class WideCopies(Copies):
+    """The bulk copies; the last is of some columns of the other CTA's keys."""
+
+    peer_key: Copy | None = None
+
+
+class WideBackward(Backward):
+    """The kernels of one plan.
+
+    ``joint`` is the plan as a cluster sees it, with the keys of all its CTAs in a tile.
+    """
+
+    def __init__(self, plan):
+        super().__init__(plan)
+        self.joint = dataclasses.replace(plan, tile_n=plan.tile_n * plan.cluster)
+
+    def grid(self, lengths, ctas):  # noqa: ARG002 - none is persistent
+        """Grid and cluster: one cluster a tile of keys."""
+        size = self.plan.cluster
+        return {"grid": [count_key_tiles(self.joint, lengths) * size, 1, 1], "cluster": [size, 1, 1]}
+
+    def prepared(self, operands, gradients, workspace, lengths, scalars, counter):  # noqa: ARG002
+        """The kernel, to be launched; dK and dV are written by threads."""
+        return self.kernel(WideCopies(**operands), workspace, gradients, lengths, scalars)
+
+    def bounds(self, scalars: GradientScalars) -> KeyBounds:
+        """Which queries see a key of the cluster."""
+        plan = self.joint
+        return KeyBounds(plan.mask, plan.tile_m, plan.tile_n, scalars.window_left, scalars.window_right)
+
+    @cute.kernel
+    def kernel(
+        self,
+        copies: WideCopies,
+        workspace: Workspace,
+        gradients: Gradients,
+        lengths: Lengths,
+        scalars: GradientScalars,
+    ):
+        """Allocate, then give each warp its role."""
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        arena = Arena(plan)
+        rings = arena.rings()
+        cluster = Pair(plan.cluster)
+        if warp == 0:
+            initialise(rings)
+        cluster.synchronise()
+
+        bounds = self.bounds(scalars)
+        tile = find_key_tile(self.joint, bounds, lengths, cute.arch.block_idx()[0] // plan.cluster)
+        if tile.key_block >= 0:
+            place = (tile, bounds, cluster.rank * plan.tile_n)
+            mine = dataclasses.replace(tile, key_block=tile.key_block * plan.cluster + cluster.rank)
+            first = first_block(plan, lengths, tile.batch)
+            probabilities, differentials = plan.role("probability"), plan.role("gradient")
+            adding = plan.role("reduce")
+            if warp < probabilities.first_warp:
+                reallocate(plan, plan.role("load"))
+                if warp == 0:
+                    stats = self.row_stats(arena, workspace)
+                    ends = self.ends(rings, "load")
+                    load(plan, tile, lengths, self.operand_tiles(arena, copies), stats, ends)
+            elif warp < differentials.first_warp:
+                reallocate(plan, probabilities)
+                worker = self.probability(arena, place, scalars)
+                probability.run(worker, lengths.group, self.ends(rings, "probability"))
+                store_rows(plan, self.thread(probabilities), gradients.dv, mine, worker.dv, Float32(1.0))
+            elif warp < adding.first_warp:
+                reallocate(plan, differentials)
+                worker = self.gradient(arena, place, cluster)
+                gradient.run(worker, lengths.group, self.ends(rings, "gradient"))
+                thread, scale = self.thread(differentials), scalars.softmax_scale
+                store_rows(plan, thread, gradients.dk, mine, worker.dk, scale)
+            else:
+                reallocate(plan, adding)
+                rows = cute.domain_offset((0, first, 0), workspace.dq_sum)
+                head = tile.kv_head * lengths.group
+                sums = reduce.ColumnSums(plan, bounds, rows, head, self.thread(adding), cluster.rank)
+                worker = reduce.Reduce(plan, self.dtype, self.reduce_tiles(arena), cluster.rank)
+                reduce.run(worker, tile, lengths.group, sums, self.ends(rings, "reduce"))
+        if cutlass.const_expr(plan.cluster > 1):
+            # Until then the others write here.
+            cluster.synchronise()
+
+    def probability(self, arena, place, scalars):
+        """What the warpgroup that makes P works with."""
+        elements, exchange = self.elements(arena, place, "probability")
+        tiles = self.tiles(arena, "key", "query", "dout")
+        return probability.Probability(elements, tiles, exchange, scalars.softmax_scale * math.LOG2_E)
+
+    def gradient(self, arena, place, cluster):
+        """What the warpgroup that makes dS works with."""
+        elements, exchange = self.elements(arena, place, "gradient")
+        tiles = self.tiles(arena, "value", "query", "dout", "dscores")
+        sender = gradient.Sender(self.plan, arena.pointer("dscores", Int32), cluster, elements.thread)
+        return gradient.Gradient(elements, tiles, exchange, sender)
+
+    def elements(self, arena, place, role: str):
+        """What a role works elementwise with, and where P goes from one to the other."""
+        buffer = self.plan.buffer("probabilities")
+        thread = self.thread(self.plan.role(role))
+        words = buffer.size // buffer.stages // WORD_BYTES // mma.GROUP_THREADS
+        exchange = Exchange(arena.pointer("probabilities", Int32), words, buffer.stages, thread)
+        return Elements(self.plan, self.dtype, place, thread, self.statistics(arena)), exchange
+
+    def reduce_tiles(self, arena):
+        """What dQ is computed from."""
+        return self.tiles(arena, "key", "dscores", *(("peer_key",) if self.plan.cluster > 1 else ()))
+
+    def tiles(self, arena, *names):
+        """Tiles in shared memory, by name."""
+        return {name: self.tile(arena, name) for name in names}
+
+    def atom(self, name: str, rows, direction=None):
+        """The copy of tiles of ``name``; of Q and dO each CTA of a cluster copies some rows to all."""
+        plan = self.plan
+        if plan.cluster == 1 or name not in ("query", "dout"):
+            return super().atom(name, rows, direction)
+        count, columns = plan.buffer(name).shape
+        part = (count // plan.cluster, columns)
+        return tma.copy_atom(rows, row_major_layout(part, 1, self.dtype), part, tma.LOAD_OF_CLUSTER)
+
+    def operand_copies(self, query, key, value, dout) -> dict[str, Copy]:
+        """The copies of Q, K, V and dO, (rows, dim, heads, batch), into shared memory."""
+        copies = super().operand_copies(query, key, value, dout)
+        if self.plan.cluster > 1:
+            rows = tma.bounded_rows(key) if self.bounded_keys else key
+            copies["peer_key"] = Copy(*self.atom("peer_key", rows))
+        return copies
+
+    def operand_tiles(self, arena, copies) -> dict[str, tma.RowTiles]:
+        """The copies into slots."""
+        tiles = super().operand_tiles(arena, copies)
+        if self.plan.cluster > 1:
+            tiles["peer_key"] = self.copy_tiles(arena, copies, "peer_key", self.bounded_keys)
+        return tiles
+
+    def copy_tiles(self, arena, copies, name: str, bounded: bool) -> tma.RowTiles:
+        """The copies between a tensor and the slots of ``name``."""
+        size = self.plan.cluster
+        if size == 1:
+            return super().copy_tiles(arena, copies, name, bounded)
+        rank = cute.arch.block_idx_in_cluster()
+        copy, shared, share, ctas = getattr(copies, name), self.tile(arena, name), (size, rank, 0), 1
+        if name in ("query", "dout"):
+            rows, columns, slots = (cute.size(mode) for mode in shared.shape)
+            shared, ctas = cute.local_tile(shared, (rows // size, columns, slots), (rank, 0, 0)), size
+        if name == "peer_key":
+            share = (size, 1 - rank, rank)
+        return tma.RowTiles(copy.atom, copy.rows, shared, bounded=bounded, share=share, ctas=ctas)

@@ -1,0 +1,164 @@
+"""Backward plans for Hopper, head dimensions over 128: a CTA keeps 64 keys; warpgroups split the products.
+
+With 64 keys a thread of one warpgroup holds dK or dV of 256 columns in 128 registers, so each of the two has
+a warpgroup of its own, and each of these computes the square product that feeds it: S^T = K Q^T, P^T and
+dV += P^T dO; dP^T = V dO^T, dS^T and dK += dS^T Q. Operand A of dV and dK never leaves the registers. Through
+shared memory P^T goes to the second, in the order of registers, and dS^T to a third warpgroup, which computes
+dQ = dS K and adds it to the sums, beside the other two.
+
+At 256 columns two CTAs share their queries and their dS: each computes half of the columns of dQ over the
+keys of both, so that half as much is copied from L2, and half as much added there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attn4.machine import Machine
+from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
+from attn4.plan.plan import Channel, Plan, Role
+from attn4.plan.sm90 import WARPS_PER_GROUP
+from attn4.plan.sm90_backward import schedule
+from attn4.problem import Problem
+
+KEYS = 64
+"""Keys of a CTA."""
+
+QUERIES = 64
+"""Queries of a step: rows of dQ, which one warpgroup computes."""
+
+STAGES = 2
+"""Slots of the ring of Q, and of what depends on it: statistics, P, dS."""
+
+DOUT_STAGES = {1: 2, 2: 1}
+"""Slots of the ring of dO, by CTAs of a cluster: dS of two CTAs and half of the other's K take the second."""
+
+CLUSTER = {192: 1, 256: 2}
+"""CTAs that share queries, by head dimension. Half of 192 columns is no whole number of swizzle rows."""
+
+MOST_HEAD_DIM = 256
+"""A thread keeps head_dim / 2 words of dK, or head_dim_v / 2 of dV."""
+
+COLUMNS = 64
+"""Head dimensions are padded to a multiple: whole rows of the widest swizzle."""
+
+REGISTERS = {192: (24, 176, 176, 128), 256: (24, 208, 216, 64)}
+"""Registers a thread of the warpgroups that load, make P, make dS, and reduce dQ, by head dimension.
+
+512 in all. ptxas places accumulators from register 24 on, one behind the other, and operand A behind them:
+with 256 columns of dK, dP and dS those are 24 + 128 + 32 + 16, and 200 are not enough.
+"""
+
+DQ_COLUMNS = {192: 192, 256: 64}
+"""Columns of one product of dQ, by head dimension: half as many registers a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Padded head dimensions, and CTAs of a cluster."""
+
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    cluster: int
+
+
+def tile_dim(head_dim: int) -> int:
+    """The head dimension of a tile."""
+    return -(-padded(head_dim) // COLUMNS) * COLUMNS
+
+
+def backward(problem: Problem, machine: Machine) -> Plan:
+    """The backward plan of ``problem`` on a Hopper ``machine``."""
+    head_dim = tile_dim(problem.head_dim)
+    tile = Tile(head_dim, tile_dim(problem.head_dim_v), problem.dtype, CLUSTER[head_dim])
+    handed = channels(tile)
+    barriers = Piece(name="barriers", shape=(barrier_count(handed),), dtype="int64")
+    return Plan(
+        arch=machine.name,
+        direction="backward",
+        dtype=problem.dtype,
+        head_dim=tile.head_dim,
+        head_dim_v=tile.head_dim_v,
+        mask=problem.mask.kind,
+        tile_m=QUERIES,
+        tile_n=KEYS,
+        roles=roles(tile),
+        buffers=pack("shared", (*pieces(tile), barriers)),
+        channels=handed,
+        schedule=replace(schedule(problem), persistent=False, dynamic=False),
+        cu_seqlens_q=problem.cu_seqlens_q,
+        cu_seqlens_k=problem.cu_seqlens_k,
+        seqused_q=problem.seqused_q,
+        seqused_k=problem.seqused_k,
+        lse=problem.lse,
+        cluster=tile.cluster,
+        dq_columns=DQ_COLUMNS[head_dim],
+        ping_pong=False,
+        deterministic=problem.deterministic,
+    )
+
+
+def roles(tile: Tile) -> tuple[Role, ...]:
+    """A producing warpgroup, then a warpgroup for each of dV, dK and dQ."""
+    loading, probability, gradient, reducing = REGISTERS[tile.head_dim]
+    group = WARPS_PER_GROUP
+    return (
+        Role("load", 0, 1, loading, "copies K, V, and per step Q, dO and row statistics to shared memory"),
+        Role("idle", 1, group - 1, loading, "completes the warpgroup that gives registers away"),
+        Role("probability", group, group, probability, "S, P, dV"),
+        Role("gradient", 2 * group, group, gradient, "dP, dS, dK"),
+        Role("reduce", 3 * group, group, reducing, "dQ, and its sums in global memory"),
+    )
+
+
+def pieces(tile: Tile) -> tuple[Piece, ...]:
+    """Shared memory but the barriers."""
+
+    def rows(name: str, count: int, columns: int, stages: int = 1) -> Piece:
+        return Piece(name=name, shape=(count, columns), dtype=tile.dtype, stages=stages)
+
+    peer = (rows("peer_key", KEYS, tile.head_dim // tile.cluster),) if tile.cluster > 1 else ()
+    return (
+        rows("key", KEYS, tile.head_dim),
+        *peer,
+        rows("value", KEYS, tile.head_dim_v),
+        rows("query", QUERIES, tile.head_dim, STAGES),
+        rows("dout", QUERIES, tile.head_dim_v, DOUT_STAGES[tile.cluster]),
+        rows("probabilities", KEYS, QUERIES, STAGES),
+        rows("dscores", KEYS * tile.cluster, QUERIES, STAGES),
+        Piece(name="row_stats", shape=(2, QUERIES), dtype="float32", stages=STAGES),
+    )
+
+
+def channels(tile: Tile) -> tuple[Channel, ...]:
+    """Every warp gives a slot back with one arrival, at each CTA of a cluster that has filled it.
+
+    P needs no empty barrier: P of step j + 2 follows S of that step, whose Q fills a slot that came back
+    after dK of step j, when P of step j had been read. Nor do row statistics, of which each slot is filled
+    after one of Q, read for P before P is handed over and for dS before dK.
+    """
+    size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
+    square, warps, ctas = ("probability", "gradient"), WARPS_PER_GROUP, tile.cluster
+    dout = DOUT_STAGES[ctas]
+
+    def load(
+        name: str, consumers: tuple[str, ...], stages: int = 1, empty: int = 0, ctas: int = 1
+    ) -> Channel:
+        return Channel(name, "tma", name, stages, "load", consumers, 1, empty, size[name], ctas)
+
+    back = 2 * warps * ctas
+    received = size["dscores"] - size["dscores"] // ctas
+    return (
+        load("key", ("probability", "reduce")),
+        load("value", ("gradient",)),
+        *((load("peer_key", ("reduce",)),) if ctas > 1 else ()),
+        load("query", square, STAGES, back, ctas),
+        load("row_stats", square, STAGES),
+        load("dout", square, dout, back, ctas),
+        Channel("probabilities", "thread", "probabilities", STAGES, "probability", ("gradient",), warps, 0),
+        Channel(
+            *("dscores", "thread", "dscores", STAGES, "gradient", ("reduce",)),
+            *(warps, warps * ctas, received, ctas),
+        ),
+    )

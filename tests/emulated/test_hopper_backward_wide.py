@@ -1,0 +1,97 @@
+"""The Hopper backward of head dimensions over 128 gives on the emulator what the oracle gives, without a
+hazard.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("numpy")
+pytest.importorskip("tvm_ffi")
+
+from attn4.artifact.key import toolchain
+from attn4.emulator.report.report import report
+from attn4.emulator.schedule import Adversarial, Random, RoundRobin
+from emulated.backward_kernel import differentiate, judged, sum_bits
+from emulated.test_blackwell_backward import GRADIENTS, PACKED, SCHEDULES
+from gradient_judge import incoming
+from problem_case import Case
+
+pytestmark = [
+    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+]
+
+HOPPER = {"arch": "sm_90a"}
+
+PLAIN = Case(name="wide", batch=1, seqlen_q=150, seqlen_k=150, heads=1, kv_heads=1, head_dim=256)
+
+CASES = {
+    "causal": replace(PLAIN, causal=True, seqlen_q=70, seqlen_k=100),
+    "plain": PLAIN,
+    "packed": replace(PACKED, head_dim=256),
+    "window": replace(PLAIN, window=(60, 20), head_dim=200, dtype="float16"),
+    "a group of heads": replace(PLAIN, causal=True, heads=4, kv_heads=2, head_dim=192, seqlen_q=100),
+    "unequal head dims": replace(PLAIN, causal=True, head_dim=192, head_dim_v=128, seqlen_q=100),
+    "more queries than keys": replace(PLAIN, causal=True, head_dim=136, seqlen_q=193, seqlen_k=64),
+    "one key": replace(PLAIN, seqlen_k=1, seqlen_q=65),
+    "no gradient of the LSE": replace(PLAIN, seqlen_q=65, seqlen_k=65, lse=False),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "causal"] + ["causal"]
+)
+def test_the_kernels_give_the_gradient_of_attention(name):
+    judged(CASES[name], Adversarial(late=True), **HOPPER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_interleaving_gives_the_same_dk_and_dv_without_a_hazard(schedule):
+    case = replace(PLAIN, causal=True, seqlen_q=200, seqlen_k=130)
+    inputs = case.inputs("cpu")
+    expected = differentiate(case, inputs, incoming(case, inputs), RoundRobin(), hazards=False, **HOPPER)
+    found = judged(case, SCHEDULES[schedule](), **HOPPER)
+    for x, y in zip(expected.gradients[1:], found.gradients[1:], strict=True):
+        assert torch.equal(x.view(torch.int16), y.view(torch.int16))
+
+
+@pytest.mark.slow
+def test_a_step_makes_five_products_and_an_exponential_a_score():
+    """Of 64 queries and the 64 keys of each of two CTAs."""
+    counts = []
+    for steps in (2, 4):
+        case = replace(PLAIN, seqlen_q=64 * steps, seqlen_k=128)
+        inputs = case.inputs("cpu")
+        run = differentiate(case, inputs, incoming(case, inputs), Random(1), hazards=False, **HOPPER)
+        counts.append(report(run.grids).kernels[GRADIENTS].counts)
+    step = {name: (counts[1][name] - counts[0].get(name, 0)) // 2 for name in counts[1]}
+    assert step["flop"] == 5 * 2 * 64 * 128 * 256
+    assert step["mufu.ex2"] == 64 * 128 // 32
+
+
+ADDING = replace(PLAIN, seqlen_q=100, seqlen_k=260, lse=False)
+
+
+@pytest.mark.slow
+def test_deterministic_sums_have_the_same_bits_under_every_schedule():
+    first, *others = sum_bits(ADDING, range(6), deterministic=True, **HOPPER)
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.slow
+def test_other_sums_differ_under_the_same_schedules():
+    first, *others = sum_bits(ADDING, range(6), **HOPPER)
+    assert any(not torch.equal(first, other) for other in others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=["full", "causal"])
+def test_a_grid_of_which_only_one_cta_is_resident_comes_to_its_end(mask):
+    case = replace(ADDING, seqlen_q=150, seqlen_k=200, **mask)
+    judged(case, RoundRobin(), deterministic=True, sms=1, **HOPPER)
