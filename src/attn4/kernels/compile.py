@@ -12,6 +12,7 @@ from attn4.kernels.shared.sort_batches import SortBatches
 from attn4.kernels.sm90.backward.kernel import Backward as HopperBackward
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
 from attn4.kernels.sm100.backward.kernel import Backward as BlackwellBackward
+from attn4.kernels.sm100.backward.wide import WideBackward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
 from attn4.plan.workspace import block_elements
 
@@ -92,7 +93,8 @@ def compile_plan(plan):
     elif plan.direction == "forward":
         kernel, arguments = FORWARD[plan.arch], forward_arguments(plan)
     elif plan.arch in BACKWARD:
-        kernel, arguments = BACKWARD[plan.arch], backward_arguments(plan)
+        kernel = WideBackward if plan.transposed_dq else BACKWARD[plan.arch]
+        arguments = backward_arguments(plan)
     else:
         raise NotImplementedError(f"no backward kernel for {plan.arch} is built yet")
     with tempfile.TemporaryDirectory() as dump:

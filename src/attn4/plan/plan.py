@@ -123,6 +123,9 @@ class Plan:
     ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step
     hand their probabilities over last: O += P V begins without them.
 
+    Of a backward pass ``column_shares`` CTAs take the same keys, each owning as large a share of the columns of
+    dK, dV and dQ. ``transposed_dq``: dQ is computed and summed transposed, in parts of head dimensions.
+
     ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """
 
@@ -152,6 +155,8 @@ class Plan:
     query_tiles: int = 1
     late_keys: int = 0
     deterministic: bool = False
+    column_shares: int = 1
+    transposed_dq: bool = False
     kernel: KernelKind = "attention"
 
     def role(self, name: str) -> Role:
@@ -170,6 +175,11 @@ class Plan:
         """Whether ``channel`` connects the CTAs of a pair: one of its roles is only the leader's."""
         names = (channel.producer, *channel.consumers)
         return any(role.leader_only for role in self.roles if role.name in names)
+
+    @property
+    def dq_parts(self) -> int:
+        """Parts in which dQ is summed, by head dimensions; one unless it is transposed."""
+        return self.head_dim // self.buffer("dq_slice").shape[0] if self.transposed_dq else 1
 
     @property
     def may_lack_keys(self) -> bool:

@@ -52,7 +52,7 @@ class GradientPass(BackwardKernel):
         operands = self.operand_copies(query, key, value, dout)
         scalars = GradientScalars(softmax_scale, window_left, window_right)
         self.prepared(operands, (dk, dv), workspace, lengths, scalars).launch(
-            grid=[count_key_tiles(plan, lengths), 1, 1],
+            grid=[count_key_tiles(plan, lengths) * plan.column_shares, 1, 1],
             block=[plan.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,
