@@ -123,8 +123,8 @@ class Plan:
     ``tile_m`` rows are ``query_tiles`` tiles of the tensor core, which take turns. ``late_keys`` of a step
     hand their probabilities over last: O += P V begins without them.
 
-    Of a backward pass ``column_shares`` CTAs take the same keys, each owning as large a share of the columns of
-    dK, dV and dQ. ``transposed_dq``: dQ is computed and summed transposed, in parts of head dimensions.
+    Of a backward pass ``column_shares`` CTAs take the same keys, each with its share of the columns of dK, dV
+    and dQ. ``transposed_dq``: dQ is computed and summed transposed, in parts of head dimensions.
 
     ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """

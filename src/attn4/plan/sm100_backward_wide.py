@@ -1,10 +1,10 @@
 """Backward plans for Blackwell with head dimensions over 128: 128 keys of a CTA walk over 64 queries a step.
 
-With 64 queries S^T and dP^T take 64 columns of tensor memory each, and so does a part of dQ, which is computed
-transposed, dQ^T = K^T dS^T: its lanes are head dimensions, its columns queries, and the tensor core works at
-its full rate. With (192, 128) dK and dV leave room for them. With more, two CTAs that know nothing of each
-other take the same keys: each computes all of S and dP, and its own half of the columns of dK, dV and dQ. That
-is seven products where five would do, as the reference's two kernels for 256 make.
+With 64 queries S^T and dP^T take 64 columns of tensor memory each, and so does a part of dQ, which is
+computed transposed, dQ^T = K^T dS^T: its lanes are head dimensions, its columns queries, and the tensor core
+works at its full rate. With (192, 128) dK and dV leave room for them. With more, two CTAs that know nothing
+of each other take the same keys: each computes all of S and dP, and its own half of the columns of dK, dV
+and dQ. That is seven products where five would do, as in the reference, whose dQ has a kernel of its own.
 
 A tile of rows arrives in as many parts as there are shares of its columns. Those of the other CTA serve S and
 dP alone, and come back early; this CTA's own wait for dK and dV.
@@ -12,11 +12,11 @@ dP alone, and come back early; this CTA's own wait for dK and dV.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attn4.machine import Machine
 from attn4.plan.layout import BULK_BYTES, DTYPE_BYTES, Piece, barrier_count, pack, padded, stage_size
-from attn4.plan.plan import Channel, Plan
+from attn4.plan.plan import Channel, Plan, Role
 from attn4.plan.sm100_backward import COMPUTE_WARPS, backward_roles, backward_schedule
 from attn4.problem import Problem
 
@@ -77,7 +77,7 @@ def backward(problem: Problem, machine: Machine) -> Plan:
     """The backward plan of ``problem``, whose head dimension is over 128, on a Blackwell ``machine``."""
     layout = Layout.of(problem)
     pieces = shared_pieces(layout)
-    handed = channels(layout, pieces)
+    handed = channels(pieces)
     words = (
         # A word would do; barriers begin at a multiple of 16 bytes, too.
         Piece(name="tensor_address", shape=(BULK_BYTES // DTYPE_BYTES["int32"],), dtype="int32"),
@@ -92,7 +92,7 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         mask=problem.mask.kind,
         tile_m=QUERIES,
         tile_n=KEYS,
-        roles=backward_roles(1),
+        roles=roles(),
         buffers=(*pack("shared", (*pieces, *words)), *pack("tensor", tensor_pieces(layout))),
         channels=handed,
         schedule=backward_schedule(problem),
@@ -106,6 +106,12 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         ping_pong=False,
         deterministic=problem.deterministic,
     )
+
+
+def roles() -> tuple[Role, ...]:
+    """Those of a CTA with fewer columns."""
+    jobs = {"mma": "issues the products of a step"}
+    return tuple(replace(role, job=jobs.get(role.name, role.job)) for role in backward_roles(1))
 
 
 def shared_pieces(layout: Layout) -> tuple[Piece, ...]:
@@ -131,7 +137,7 @@ def dq_rows(layout: Layout) -> int:
 
 
 def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
-    """S, dP, dK, dV and a part of dQ; P and dS borrow, each half the half that the same warpgroup has read."""
+    """S, dP, dV, dK and a part of dQ; halves of P and dS borrow what the same warpgroup has read."""
 
     def own(name: str, columns: int) -> Piece:
         return Piece(name=name, shape=(KEYS, columns), dtype="float32")
@@ -154,13 +160,13 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
     )
 
 
-def channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channel, ...]:
+def channels(pieces: tuple[Piece, ...]) -> tuple[Channel, ...]:
     """Who hands what to whom; counts are in warps (see plan/channels.py).
 
     P needs no barrier to come back, as products complete in the order of issue: the next S is full only after
     dV += P^T dO has read P. So it is with dS in tensor memory, which the next dP overwrites; in shared memory
-    dS has one, for the next dP does not wait for dQ. Statistics have a slot for each block of Q, and come after
-    it: a free slot says that dK is complete, for which the statistics had been read.
+    dS has one, for the next dP does not wait for dQ. Statistics have a slot for each block of Q, and come
+    after it: a free slot says that dK is complete, for which the statistics had been read.
     """
     by_name = {piece.name: piece for piece in pieces}
 

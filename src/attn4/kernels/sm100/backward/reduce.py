@@ -49,9 +49,7 @@ class Slices(Carried):
             cute.arch.cp_async_bulk_wait_group(self.plan.buffer("dq_slice").stages - 1, read=True)
         self.meet()
         row = self.thread - lane
-        if cutlass.const_expr(self.rows == self.threads):
-            self.write(values, row)
-        elif row >= 0 and row < self.rows:
+        if cutlass.const_expr(self.rows == self.threads) or (row >= 0 and row < self.rows):
             self.write(values, row)
         cute.arch.fence_view_async_shared()
         self.meet()

@@ -76,9 +76,7 @@ class WideBackward(Backward):
     def operands(self, arena):
         """Tiles in shared memory by name, "dq_keys" those columns of K that each part of dQ takes."""
         plan = self.plan
-        tiles = {
-            name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores_shared")
-        }
+        tiles = {name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores_shared")}
         parts = range(plan.dq_parts // plan.column_shares)
         return {**tiles, "dq_keys": [self.dq_keys(arena, first_dim(plan, part)) for part in parts]}
 

@@ -1,9 +1,9 @@
 """The multiplying role where dQ is transposed: one warp issues the products of every step.
 
-In this order: dP^T and S^T of step j, the last part of dQ^T of step j - 1, dV and dK of step j, other parts of
-its dQ^T. So dP and the first part of S run while this CTA's columns of Q, for which dK was the last use,
-arrive, and dQ while the softmax of the step runs. As products complete in the order of issue, a full S says
-that dV no longer reads the P in its columns, and a full dP that dK no longer reads dS in its.
+In this order: dP^T and S^T of step j, the last part of dQ^T of step j - 1, dV and dK of step j, other parts
+of its dQ^T. So dP and the first part of S run while this CTA's columns of Q arrive, which dK was the last to
+need, and dQ while the softmax of the step runs. As products complete in the order of issue, a full S says
+that dV no longer reads the P in its columns, and a full dP that dK no longer reads the dS in its.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reducing role where dQ is transposed: parts of it from tensor memory, added to sums in global memory."""
+"""The reducing role where dQ is transposed: its parts from tensor memory, added to global memory."""
 
 from __future__ import annotations
 
