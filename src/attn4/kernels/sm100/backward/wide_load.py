@@ -28,7 +28,7 @@ def load(plan: cutlass.Constexpr, tile, group: Int32, tiles, stats, ends):
                 for part in cutlass.range_constexpr(plan.column_shares):
                     rows = tiles["query"][part]
                     ends.query.send(rows, rows.of_sequence(head, tile.batch, tile.q_begin, tile.q_len), block)
-                # These slots need no barrier to come back: there is one for each block of Q, and it comes after.
+                # Slots that need no barrier to come back: there is one for each block of Q, and it comes after.
                 ends.row_stats.expect()
                 stats.copy(head, block, ends.row_stats.index, ends.row_stats.barrier)
                 ends.row_stats.advance()
