@@ -38,6 +38,15 @@ def test_gradients_of_the_kernels_are_those_of_the_reference():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dims", [(192, 128), (256, 256)], ids=str)
+def test_gradients_of_wide_heads_are_those_of_the_reference(dims):
+    q, k = (x[None].bfloat16() for x in _qkv(90, 140, 2, 1, dims[0])[:2])
+    tensors = q, k, _qkv(90, 140, 2, 1, dims[1])[2][None].bfloat16()
+    found = results(flash_attn_func, tensors, causal=True, backend="emulator", arch="sm_100a")
+    agree(found, results(flash_attn_func, [x.float() for x in tensors], causal=True))
+
+
+@pytest.mark.slow
 def test_deterministic_gradients_are_the_same_bits_in_any_order():
     tensors = [x[None].bfloat16() for x in _qkv(200, 300, 2, 1)]
     found = []

@@ -108,7 +108,6 @@ def test_gradients_are_compared_with_the_oracle(capsys):
     ("words", "reason"),
     [
         (["--backward", "--head-dim", "256"], "head_dim is 256"),
-        (["--arch", "sm_100a", "--backward", "--head-dim", "256"], "B200 (sm_100a)"),
         (["--arch", "sm_80"], "'sm_80' is not emulated"),
         (["--head-dim", "100"], "head_dim is 100"),
         (["--heads", "3", "--kv-heads", "2"], "3 query heads"),

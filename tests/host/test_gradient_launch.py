@@ -249,17 +249,6 @@ def test_deterministic_is_asked_of_the_backward_kernel(kernels):
     assert asked == [False, True]
 
 
-@pytest.mark.parametrize("dims", [(256, 256), (192, 128)], ids=str)
-def test_head_dims_without_a_backward_kernel_are_refused_before_anything_is_launched(kernels, dims):
-    q, k, v = (torch.randn(1, 16, 1, d, dtype=torch.bfloat16) for d in (dims[0], *dims))
-    with pytest.raises(NotImplementedError, match=rf"requires a gradient.*{dims[0]}.*reference"):
-        flash_attn_func(q.requires_grad_(), k, v)
-    assert not kernels
-    with torch.no_grad():
-        flash_attn_func(q, k, v)
-    assert len(kernels) == 1
-
-
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_what_is_kept_for_later_calls_holds_no_tensor(kernels, backend):
     q, k, v = _qkv(1, 64, 2, 64)

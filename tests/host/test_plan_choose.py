@@ -222,6 +222,23 @@ def test_tensor_memory_of_the_backward_pass_is_the_references_but_for_halves_of_
     assert columns(problem, cta_group) == expected
 
 
+@pytest.mark.parametrize(
+    ("dims", "shares", "expected"),
+    [
+        ((192, 128), 1, {"scores": 64, "dprobabilities": 64, "dv": 128, "dk": 192, "dq": 64}),
+        ((136, 136), 2, {"scores": 64, "dprobabilities": 64, "dv": 96, "dk": 96, "dq": 64}),
+        ((256, 256), 2, {"scores": 64, "dprobabilities": 64, "dv": 128, "dk": 128, "dq": 64}),
+    ],
+)
+def test_wide_heads_take_half_a_tile_of_queries_and_as_many_columns_as_tensor_memory_holds(
+    dims: tuple[int, int], shares: int, expected: dict[str, int]
+) -> None:
+    plan = choose(replace(PLAIN, direction="backward", head_dim=dims[0], head_dim_v=dims[1]), B200)
+    assert (plan.tile_m, plan.column_shares) == (64, shares)
+    own = {b.name: b.size for b in plan.buffers if b.space == "tensor" and b.borrows is None}
+    assert own == expected
+
+
 def test_a_pair_needs_each_operand_twice_but_half_of_the_reductions() -> None:
     backward = replace(PLAIN, direction="backward")
     single, pair = (choose(backward, B200, cta_group=group) for group in (1, 2))

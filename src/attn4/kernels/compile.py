@@ -10,9 +10,10 @@ from cutlass import Float32, Int32
 from attn4.kernels.shared.call import DTYPES
 from attn4.kernels.shared.sort_batches import SortBatches
 from attn4.kernels.sm90.backward.kernel import Backward as HopperBackward
-from attn4.kernels.sm90.backward.wide import WideBackward
+from attn4.kernels.sm90.backward.wide import WideBackward as HopperWideBackward
 from attn4.kernels.sm90.forward.kernel import Forward as HopperForward
 from attn4.kernels.sm100.backward.kernel import Backward as BlackwellBackward
+from attn4.kernels.sm100.backward.wide import WideBackward as BlackwellWideBackward
 from attn4.kernels.sm100.forward.kernel import Forward as BlackwellForward
 from attn4.plan.workspace import block_elements
 
@@ -107,9 +108,12 @@ def compile_plan(plan):
 
 
 def backward_kernel(plan):
-    """The kernels of a backward plan: on Hopper those of wide heads have other roles."""
-    wide = plan.arch == "sm_90a" and any(role.name == "probability" for role in plan.roles)
-    return WideBackward if wide else BACKWARD[plan.arch]
+    """The kernels of a backward plan; those of wide heads have other roles, or other products."""
+    if plan.transposed_dq:
+        return BlackwellWideBackward
+    if any(role.name == "probability" for role in plan.roles):
+        return HopperWideBackward
+    return BACKWARD[plan.arch]
 
 
 def forward_arguments(plan) -> tuple:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from attn4.machine import MACHINES, Machine
-from attn4.plan import sm90, sm90_backward, sm90_backward_wide, sm100, sm100_backward
+from attn4.plan import (
+    sm90,
+    sm90_backward,
+    sm90_backward_wide,
+    sm100,
+    sm100_backward,
+    sm100_backward_wide,
+)
 from attn4.plan.channels import validate
 from attn4.plan.layout import padded
 from attn4.plan.plan import Plan
@@ -55,6 +62,8 @@ def _build(problem: Problem, machine: Machine, cta_group: int) -> Plan:
         wide = max(problem.head_dim, problem.head_dim_v) > sm90_backward.MOST_HEAD_DIM
         return (sm90_backward_wide if wide else sm90_backward).backward(problem, machine)
     if problem.direction == "backward":
+        if max(problem.head_dim, problem.head_dim_v) > sm100_backward.MOST_HEAD_DIM:
+            return sm100_backward_wide.backward(problem, machine)
         return sm100_backward.backward(problem, machine, cta_group)
     return sm100.forward(problem, machine, cta_group)
 
@@ -127,12 +136,5 @@ def unplanned(problem: Problem, machine: Machine) -> tuple[str, ...]:
         reasons.append(
             f"{given}; they must round up to the same multiple of 32, or to {UNEQUAL_HEAD_DIMS[0]} and "
             f"{UNEQUAL_HEAD_DIMS[1]}. Pad the smaller with zeros, or {REFERENCE}."
-        )
-    backward = problem.direction == "backward"
-    most = (sm100_backward if machine.tensor_columns else sm90_backward_wide).MOST_HEAD_DIM
-    if backward and max(pair) > most:
-        reasons.append(
-            f"{given}; the backward pass on {machine.chip} ({machine.name}) is planned up to {most}. "
-            f"For more, {REFERENCE}."
         )
     return tuple(reasons)

@@ -312,6 +312,8 @@ def _schedule(e: Explanation) -> Iterable[str]:
     most = "at most " if _lengths(e.problem) else ""
     place = "SMs" if e.plan.cta_group == 1 else "pairs of SMs"
     rotated = ", each from a query block of its own" if schedule.rotated else ""
+    if e.plan.column_shares > 1:
+        grid = f"{e.plan.column_shares} CTAs, each with its columns, for the same keys"
     yield f"  {grid}, {order} order, {dealt}{section}{rotated}"
     yield f"  {most}{tiles.tiles} tiles on {tiles.slots} {place}: {tiles.waves:.2f} waves"
     share = tiles.steps / tiles.full_steps if tiles.full_steps else 1
@@ -337,7 +339,7 @@ def _makespan_line(e: Explanation) -> Iterable[str]:
 def _bounds(e: Explanation) -> Iterable[str]:
     for bound in e.feeds:
         step = bound.step
-        mine = e.plan is not None and step.cta_group == e.plan.cta_group
+        mine = e.plan is not None and step == Step.of(e.plan)
         group = "" if len(e.machine.cta_groups) == 1 else f", {step.cta_group}-CTA"
         note = "" if mine or e.plan is None else " (for comparison)"
         dims = " and ".join(map(str, dict.fromkeys((step.head_dim, step.head_dim_v))))
@@ -369,6 +371,8 @@ def _remarks(e: Explanation) -> Iterable[str]:
         every = e.plan.softmax.fma_exp_every
         share = f"the exponential unit does {1 - 1 / every:.1%}"
         yield f"  1 in {every} exponentials is a polynomial on the FMA units: {share}"
+    if e.plan is not None and e.plan.column_shares > 1:
+        yield f"  S and dP are computed by each of the {e.plan.column_shares} CTAs of the same keys"
     yield "  not counted: copies that fill shared memory, row statistics, output; operands are 16-bit"
 
 

@@ -28,7 +28,11 @@ ACCUMULATOR_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of one CTA: ``tile_m`` queries meet ``tile_n`` keys, in 16-bit elements."""
+    """One step of one CTA: ``tile_m`` queries meet ``tile_n`` keys, in 16-bit elements.
+
+    Of a backward pass with ``column_shares`` the CTA owns so large a part of the columns of dK, dV and dQ.
+    ``dq_parts`` products give its dQ transposed, each with ``mma_rows`` head dimensions; 0: one gives dQ.
+    """
 
     tile_m: int
     tile_n: int
@@ -36,6 +40,8 @@ class Step:
     head_dim_v: int
     direction: Direction = "forward"
     cta_group: int = 1
+    column_shares: int = 1
+    dq_parts: int = 0
 
     @classmethod
     def of(cls, plan: Plan) -> Step:
@@ -47,6 +53,8 @@ class Step:
             head_dim_v=plan.head_dim_v,
             direction=plan.direction,
             cta_group=plan.cta_group,
+            column_shares=plan.column_shares,
+            dq_parts=plan.dq_parts // plan.column_shares if plan.transposed_dq else 0,
         )
 
 
@@ -113,7 +121,7 @@ def feeds(machine: Machine, step: Step) -> Feeds:
             f"{machine.name} works in groups of {' or '.join(map(str, machine.cta_groups))} CTAs, "
             f"not of {step.cta_group}"
         )
-    products = forward_products(step) if step.direction == "forward" else backward_products(step)
+    products = forward_products(step) if step.direction == "forward" else backward_products(machine, step)
     terms = [tensor_term(machine, product) for product in products]
     count = step.tile_m * step.tile_n
     terms.append(
@@ -140,15 +148,17 @@ def forward_products(step: Step) -> tuple[Product, ...]:
     )
 
 
-def backward_products(step: Step) -> tuple[Product, ...]:
+def backward_products(machine: Machine, step: Step) -> tuple[Product, ...]:
     """Five products on transposed scores; a pair's CTA owns half the rows of dQ and sums over both's keys."""
     m, n, d, dv, pair = step.tile_m, step.tile_n, step.head_dim, step.head_dim_v, step.cta_group
+    own, own_v = d // step.column_shares, dv // step.column_shares
+    transposed = Product("dQ^T = K^T dS^T", machine.mma_rows, m, n, "K^T", "dS^T", True)
     return (
         Product("S^T = K Q^T", n, m, d, "K", "Q", True),
         Product("dP^T = V dO^T", n, m, dv, "V", "dO", True),
-        Product("dV += P^T dO", n, dv, m, "P", "dO", False),
-        Product("dK += dS^T Q", n, d, m, "dS", "Q", False),
-        Product("dQ = dS K", m // pair, d, n * pair, "dS", "K", True),
+        Product("dV += P^T dO", n, own_v, m, "P", "dO", False),
+        Product("dK += dS^T Q", n, own, m, "dS", "Q", False),
+        *((transposed,) * step.dq_parts or (Product("dQ = dS K", m // pair, d, n * pair, "dS", "K", True),)),
     )
 
 
@@ -188,7 +198,7 @@ def _traffic(machine: Machine, name: str, size: int, times: int, text: str) -> T
 
 def gradient_terms(machine: Machine, step: Step) -> list[Term]:
     """dS, written for dQ; its half for the peer; and dQ, written and read again by the bulk reduction."""
-    m, n, d, pair = step.tile_m, step.tile_n, step.head_dim, step.cta_group
+    m, n, d, pair = step.tile_m, step.tile_n, step.head_dim // step.column_shares, step.cta_group
     terms = [_traffic(machine, "dS written", m * n * ELEMENT_BYTES, 1, f"{m} x {n} x {ELEMENT_BYTES} B")]
     if pair == 2:
         half = m * n * ELEMENT_BYTES // 2

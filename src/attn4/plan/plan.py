@@ -129,6 +129,9 @@ class Plan:
     are copied to all of them at once, and each computes some columns of dQ over the keys of all,
     ``dq_columns`` in one product where a role of its own does that.
 
+    Of a backward pass ``column_shares`` CTAs take the same keys, each with its share of the columns of dK, dV
+    and dQ. ``transposed_dq``: dQ is computed and summed transposed, in parts of head dimensions.
+
     ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """
 
@@ -160,6 +163,8 @@ class Plan:
     query_tiles: int = 1
     late_keys: int = 0
     deterministic: bool = False
+    column_shares: int = 1
+    transposed_dq: bool = False
     kernel: KernelKind = "attention"
 
     def role(self, name: str) -> Role:
@@ -178,6 +183,11 @@ class Plan:
         """Whether ``channel`` connects the CTAs of a pair: one of its roles is only the leader's."""
         names = (channel.producer, *channel.consumers)
         return any(role.leader_only for role in self.roles if role.name in names)
+
+    @property
+    def dq_parts(self) -> int:
+        """Parts in which dQ is summed, by head dimensions; one unless it is transposed."""
+        return self.head_dim // self.buffer("dq_slice").shape[0] if self.transposed_dq else 1
 
     @property
     def may_lack_keys(self) -> bool:

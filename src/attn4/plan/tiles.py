@@ -14,8 +14,9 @@ from attn4.problem import Problem
 class Tiles:
     """``tiles``: pieces of work, each one CTA's (or one pair's). ``steps``: tile_m x tile_n blocks, all CTAs.
 
-    ``longest`` is the most steps of one tile, ``full_steps`` what there would be without a mask. A wave is
-    one tile on each SM (or pair). With ``cu_seqlens`` or ``seqused`` every sequence counts as the longest.
+    Keys that two CTAs take, each with its share of the columns, are two tiles. ``longest`` is the most
+    steps of one tile, ``full_steps`` what there would be without a mask. A wave is one tile on each SM (or
+    pair). With ``cu_seqlens`` or ``seqused`` every sequence counts as the longest.
     """
 
     tiles: int
@@ -43,6 +44,7 @@ def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
     size *= plan.cta_group
     blocks = -(-rows // size)
     heads = problem.batch * (problem.heads // plan.pack_gqa if forward else problem.kv_heads)
+    heads *= plan.column_shares
     walks = 1 if forward else problem.group
     lengths = [
         walks * _steps(problem, plan, first, min(first + size, rows) - 1, (others, step))

@@ -16,9 +16,12 @@ ALIGNMENT = 1024
 """Swizzle atoms repeat every 1024 bytes of the absolute address."""
 
 
-def row_major_layout(shape, stages: int, dtype):
-    """(rows, columns, stages) of row-major tiles in the widest swizzle that divides a row."""
-    atom = warpgroup.make_smem_layout_atom(get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, shape[1]), dtype)
+def row_major_layout(shape, stages: int, dtype, part: int | None = None):
+    """(rows, columns, stages) of row-major tiles in the widest swizzle that divides a row, or that divides
+    ``part`` columns of it, where tiles of so many lie side by side.
+    """
+    kind = get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, part or shape[1])
+    atom = warpgroup.make_smem_layout_atom(kind, dtype)
     return cute.tile_to_shape(atom, (*shape, stages), order=(0, 1, 2))
 
 
@@ -49,12 +52,12 @@ class Arena(Fixed):
         shape = self.plan.buffer(f"{name}0").shape
         return cute.make_tensor(pointer, cute.make_layout(shape, stride=(shape[1], 1)))
 
-    def tile(self, name: str, layout, dtype):
-        """The buffer ``name`` as a tensor with the swizzle of ``layout`` moved into its pointer."""
-        buffer = self.plan.buffer(name)
-        return cute.make_tensor(
-            cute.recast_ptr(self.base + buffer.offset, layout.inner, dtype=dtype), layout.outer
-        )
+    def tile(self, name: str, layout, dtype, at: int = 0):
+        """The buffer ``name`` from byte ``at`` on as a tensor with the swizzle of ``layout`` moved into its
+        pointer.
+        """
+        start = self.base + (self.plan.buffer(name).offset + at)
+        return cute.make_tensor(cute.recast_ptr(start, layout.inner, dtype=dtype), layout.outer)
 
     def rings(self, pair=None) -> dict[str, Ring]:
         """A ring for each channel that has barriers in shared memory, by default of a CTA alone."""

@@ -20,8 +20,10 @@ class GradientPass(BackwardKernel):
     """
 
     def grid(self, lengths, ctas):
-        """Grid and cluster: one CTA a tile of keys, of a persistent kernel no more than ``ctas``."""
-        tiles = count_key_tiles(self.plan, lengths)
+        """Grid and cluster: a CTA for each tile of keys and share of columns, of a persistent kernel no more
+        than ``ctas``.
+        """
+        tiles = count_key_tiles(self.plan, lengths) * self.plan.column_shares
         return {"grid": [cutlass.min(ctas, tiles) if self.plan.schedule.persistent else tiles, 1, 1]}
 
     @cute.jit

@@ -7,11 +7,19 @@ import cutlass.cute as cute
 from attn4.kernels.dsl import mma
 
 GROUP = 4
-"""Columns that lie together where a thread holds a row of tensor memory: 16 bytes."""
+"""Columns that lie together where a thread holds a row of tensor memory: 16 bytes. They are head dimensions,
+or, where dQ is transposed, queries.
+"""
 
 
 def sum_layout(plan):
     """Offset of element (row, column) within the sums of a block of queries."""
+    if plan.transposed_dq:
+        rows = plan.head_dim // plan.dq_parts
+        return cute.make_layout(
+            ((GROUP, plan.tile_m // GROUP), (rows, plan.dq_parts)),
+            stride=((1, GROUP * rows), (GROUP, plan.tile_m * rows)),
+        )
     if any(buffer.space == "tensor" for buffer in plan.buffers):
         return cute.make_layout(
             (plan.tile_m, (GROUP, plan.head_dim // GROUP)), stride=(GROUP, (1, GROUP * plan.tile_m))

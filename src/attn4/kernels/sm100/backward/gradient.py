@@ -185,6 +185,8 @@ def step(gradient, tile, block: Int32, ends):
     ends.dprobabilities.wait()
     ends.dprobabilities.advance()
     tensor_memory.after_wait()
+    if cutlass.const_expr(gradient.plan.channel("dscores").empty_arrivals > 0):
+        ends.dscores.acquire()
     gradient.store_dscores(values, slot)
     tensor_memory.wait_stores()
     tensor_memory.before_arrive()

@@ -42,17 +42,24 @@ class Slices(Carried):
         return values
 
     @cute.jit
-    def stage(self, values):
-        """Copy this slice of all threads' rows to the next slot."""
+    def stage(self, values, lane: cutlass.Constexpr[int] = 0):
+        """Copy this slice of the rows, which begin at ``lane``, to the next slot."""
         if self.thread == 0:
             # One slot may still be read, the other.
             cute.arch.cp_async_bulk_wait_group(self.plan.buffer("dq_slice").stages - 1, read=True)
         self.meet()
-        for group in cutlass.range_constexpr(self.width // GROUP):
-            part = cute.make_tensor(values.iterator + group * GROUP, cute.make_layout(GROUP))
-            cute.autovec_copy(part, self.slots[None, group, self.thread, self.slot])
+        row = self.thread - lane
+        if cutlass.const_expr(self.rows == self.threads) or (row >= 0 and row < self.rows):
+            self.write(values, row)
         cute.arch.fence_view_async_shared()
         self.meet()
+
+    @cute.jit
+    def write(self, values, row):
+        """Copy this thread's slice to ``row`` of the next slot."""
+        for group in cutlass.range_constexpr(self.width // GROUP):
+            part = cute.make_tensor(values.iterator + group * GROUP, cute.make_layout(GROUP))
+            cute.autovec_copy(part, self.slots[None, group, row, self.slot])
 
     @cute.jit
     def add(self, target):
