@@ -41,3 +41,17 @@ class Problem:
     def group(self) -> int:
         """Query heads that share one K/V head."""
         return self.heads // self.kv_heads
+
+    def may_have_empty_rows(self, same_lengths: bool) -> bool:
+        """Whether a query of a sequence with keys may see none of them. ``same_lengths``: the lengths that
+        tensors hold are known to be those of queries and keys alike.
+        """
+        left, right = self.mask.left, self.mask.right
+        if left is not None and (left < 0 or (right is not None and left + right < 0)):
+            return True
+        if right is None:
+            return False
+        read_by_kernels = self.cu_seqlens_q or self.cu_seqlens_k or self.seqused_q or self.seqused_k
+        if read_by_kernels and not same_lengths:
+            return True
+        return right < 0 if read_by_kernels else self.seqlen_q > self.seqlen_k + right

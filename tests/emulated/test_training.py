@@ -59,6 +59,23 @@ def test_deterministic_gradients_are_the_same_bits_in_any_order():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_nan_that_arrives_for_a_row_without_a_key_reaches_no_gradient(arch):
+    """Rows 0 to 49 see no key, and share their block with rows that do."""
+    tensors = [x[None].bfloat16() for x in _qkv(130, 80, 2, 1)]
+    found = []
+    for cast, keywords in (("bfloat16", {"backend": "emulator", "arch": arch}), ("float32", {})):
+        leaves = [x.to(getattr(torch, cast)).requires_grad_() for x in tensors]
+        out, lse = flash_attn_func(*leaves, causal=True, return_lse=True, **keywords)
+        arriving = torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(out)
+        arriving_lse = torch.ones_like(lse)
+        arriving[:, :50], arriving_lse[..., :50] = torch.nan, torch.nan
+        found.append(torch.autograd.grad((out, lse), leaves, (arriving, arriving_lse)))
+    agree(*found)
+    assert found[0][0][:, :50].count_nonzero() == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_packed_gradients_with_a_tail_and_an_empty_sequence(compiled):
     torch._dynamo.reset()

@@ -150,6 +150,28 @@ def test_a_gradient_that_a_kernel_can_read_is_not_copied(kernels):
     assert launched(kernels)[0][4].data_ptr() == arriving.data_ptr()
 
 
+def test_what_arrives_for_a_row_without_a_key_is_zero_before_a_kernel_reads_it(kernels):
+    """A kernel would multiply it by 0, and NaN would be in dK and dV."""
+    q, k, v = (x.detach() for x in _qkv(2, 60, 2, 64))
+    leaves = [x.requires_grad_() for x in (q, k[:, :40], v[:, :40])]
+    out, lse = flash_attn_func(*leaves, causal=True, return_lse=True)
+    arriving = torch.randn_like(out)
+    arriving[:, :20] = torch.nan
+    torch.autograd.grad((out, lse), leaves, (arriving, torch.ones_like(lse)))
+    dout = launched(kernels)[0][4]
+    assert torch.equal(dout, arriving.nan_to_num(0.0))
+    assert arriving[:, :20].isnan().all()
+
+
+def test_what_arrives_is_not_copied_where_every_row_has_a_key(kernels):
+    cu_seqlens = torch.tensor([0, 20, 64], dtype=torch.int32)
+    lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+    arriving = torch.randn(2, 64, 4, 64, dtype=torch.bfloat16)
+    flash_attn_func(*_qkv(2, 64, 4, 64), causal=True).backward(arriving)
+    flash_attn_varlen_func(*_qkv(64, 4, 64), window_size=(9, 0), **lengths).backward(arriving[0])
+    assert [call[4].data_ptr() for call in launched(kernels)] == [arriving.data_ptr()] * 2
+
+
 def test_a_kernel_without_a_gradient_of_the_lse_is_one_of_its_own(kernels):
     leaves = _qkv(2, 64, 4, 64)
     out, lse = flash_attn_func(*leaves, return_lse=True)

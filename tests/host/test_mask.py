@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn4.mask import Mask
+from attn4.problem import Problem
+from attn4.reference.masking import Band
 
 BOUNDS = st.one_of(st.none(), st.integers(-9, 9))
 
@@ -59,3 +63,20 @@ def test_bounds_select_the_pairs_that_the_words_say(
         said = said and not (causal and distance > 0)
         got = (mask.left is None or distance >= -mask.left) and (mask.right is None or distance <= mask.right)
         assert got == said
+
+
+@given(left=BOUNDS, right=BOUNDS, queries=st.integers(1, 12), keys=st.integers(1, 12))
+@settings(deadline=None)
+def test_a_problem_knows_whether_a_query_may_see_no_key(
+    left: int | None, right: int | None, queries: int, keys: int
+) -> None:
+    mask = Mask(left, right)
+    band = Band(mask, queries, keys)
+    empty = any(not band.keys(range(row, row + 1)) for row in range(queries))
+    shape = {"batch": 1, "heads": 1, "kv_heads": 1, "head_dim": 64, "head_dim_v": 64}
+    problem = Problem(seqlen_q=queries, seqlen_k=keys, mask=mask, **shape)
+    packed = replace(problem, cu_seqlens_q=True, cu_seqlens_k=True)
+    # A left bound below 0 may leave rows of longer sequences alone: then a copy is made in vain.
+    assert empty <= problem.may_have_empty_rows(False)
+    assert (left is not None and left < 0) or problem.may_have_empty_rows(False) == empty
+    assert empty <= packed.may_have_empty_rows(same_lengths=queries == keys)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from attn4.compiled.classes import count
 from attn4.compiled.flow import Flow, Loop, flow
 from attn4.compiled.listing import Instruction, Listing
 from attn4.compiled.roles import inner_loops, regions
+
+LONG = 32
+"""Instructions. What is shorter may be the work of one lane: the others jump over it, and their warp waits."""
 
 BEGINNING = "the rest"
 """What belongs to no role: set-up, and the end of the kernel."""
@@ -19,13 +22,20 @@ class LoopCode:
     """One loop, once through it, with every barrier found open.
 
     ``begin`` and ``end`` are addresses, ``slots`` the instructions that a warp issues, all branches inside
-    the loop taken to be fallen through; ``counts`` has them by class (see ``classes``).
+    the loop taken to be fallen through; ``counts`` has them by class (see ``classes``). ``least`` is without
+    what a branch may jump over, if that is long (``LONG``): a mask that only some steps need.
     """
 
     begin: int
     end: int
     slots: int
     counts: dict[str, int]
+    least: dict[str, int]
+
+    @property
+    def least_slots(self) -> int:
+        """Issue slots of a step that jumps over all that it can."""
+        return sum(self.least.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +92,22 @@ def _code(
 
 def _loop(graph: Flow, loop: Loop) -> LoopCode:
     code = graph.code(graph.trip(loop))
-    return LoopCode(begin=code[0].address, end=code[-1].address, slots=len(code), counts=count(code))
+    least = graph.code(_shortest(graph, sorted(graph.trip(loop))))
+    return LoopCode(
+        begin=code[0].address, end=code[-1].address, slots=len(code), counts=count(code), least=count(least)
+    )
+
+
+def _shortest(graph: Flow, trip: list[int]) -> Iterator[int]:
+    """The blocks of ``trip``, in order of address, without those between a long jump and its target."""
+    reached = 0
+    for block in trip:
+        here = graph.blocks[block]
+        if here.first < reached:
+            continue
+        yield block
+        targets = [graph.blocks[n].first for n in here.successors if n in trip]
+        reached = max((first for first in targets if first - here.last >= LONG), default=reached)
 
 
 def _registers(graph: Flow, blocks: frozenset[int]) -> int | None:

@@ -163,13 +163,20 @@ def loop_columns(compiled: Compiled) -> dict[str, LoopCode]:
 
 
 def loop_rows(columns: Mapping[str, LoopCode]) -> list[tuple[str, ...]]:
-    """A table of loops: a row for each class of which some loop has one, then the issue slots."""
+    """A table of loops: a row for each class of which some loop has one, then the issue slots, and those left
+    where a step jumps over all that it can, if it can.
+    """
     names = (*(name for name, _ in CLASSES), OTHER)
     present = [name for name in names if any(name in loop.counts for loop in columns.values())]
     return [
         ("instruction", *columns),
         *((name, *(str(loop.counts.get(name, 0)) for loop in columns.values())) for name in present),
         ("issue slots", *(str(loop.slots) for loop in columns.values())),
+        *(
+            [("without long jumps over", *(str(loop.least_slots) for loop in columns.values()))]
+            if any(loop.least_slots < loop.slots for loop in columns.values())
+            else []
+        ),
     ]
 
 

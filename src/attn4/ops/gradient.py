@@ -74,7 +74,8 @@ class KernelGradient:
     """Backward kernels and their constant arguments.
 
     ``empty``: no query meets a key. ``scattered``: some inputs have strides that a kernel cannot take.
-    ``ctas``: how many CTAs a persistent kernel is launched with at most. A kernel is loaded when it is first needed; there is one with a gradient of the LSE and one without.
+    ``ctas``: how many CTAs a persistent kernel is launched with at most. A kernel is loaded when it is first
+    needed; there is one with a gradient of the LSE and one without.
     """
 
     problem: Problem
@@ -105,6 +106,10 @@ class KernelGradient:
                 return self(grad_out, grad_lse, inputs, results, vectors)
         out, lse = results
         gradients = _like(q), _like(k), _like(v)
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        elif self.problem.may_have_empty_rows(_same_lengths(vectors)):
+            grad_out = _without_empty_rows(grad_out, lse)
         plan, kernel = self._kernel(grad_lse is not None)
         room = workspace(plan, self.problem.batch, q.shape[-2], q.shape[-3])
         addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
@@ -116,7 +121,7 @@ class KernelGradient:
             k,
             v,
             out,
-            torch.zeros_like(out) if grad_out is None else gpu.movable(grad_out),
+            gpu.movable(grad_out),
             lse,
             None if grad_lse is None else grad_lse.contiguous(),
             *gradients,
@@ -143,3 +148,18 @@ def _like(x: Tensor) -> Tensor:
 
 def _zeros(x: Tensor) -> Tensor:
     return x.new_zeros(x.shape)
+
+
+def _same_lengths(vectors: Vectors) -> bool:
+    """Whether the sequences of queries are those of keys, as one tensor says."""
+    cu_q, cu_k, used_q, used_k, _ = vectors
+    if cu_q is None or cu_k is None or used_q is not None or used_k is not None:
+        return False
+    return cu_q.data_ptr() == cu_k.data_ptr()
+
+
+def _without_empty_rows(grad_out: Tensor, lse: Tensor) -> Tensor:
+    """A copy of the gradient of out that is 0 where a query sees no key: a kernel multiplies its rows by
+    weights of 0, and 0 times NaN would reach dK and dV.
+    """
+    return grad_out.masked_fill((lse == -torch.inf).transpose(-1, -2).unsqueeze(-1), 0)

@@ -90,9 +90,7 @@ def schedule(problem: Problem) -> Schedule:
 
 def ragged(problem: Problem) -> bool:
     """Whether sequences may differ in length."""
-    return bool(
-        problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
-    )
+    return bool(problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k)
 
 
 def roles() -> tuple[Role, ...]:

@@ -7,12 +7,14 @@ are, with queries and keys exchanged.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from attn4.kernels.dsl import math
+from attn4.kernels.shared.masking import WORD
 from attn4.kernels.shared.scheduler import Lengths, TileOrder
 
 NEVER = 1 << 30
@@ -39,10 +41,10 @@ class KeyTile:
     first: Int32
     last: Int32
 
-    @property
-    def exists(self):
-        """Whether this is not past the last tile."""
-        return self.key_block >= 0
+    def uniform(self) -> KeyTile:
+        """The same, known to be equal in all lanes: what a step computes from it is computed once a warp."""
+        names = (field.name for field in fields(self))
+        return KeyTile(**{name: cute.arch.make_warp_uniform(getattr(self, name)) for name in names})
 
 
 def first_query_block(plan, tile):
@@ -139,11 +141,17 @@ class KeyBounds:
 def mask_queries(values, bounds: cutlass.Constexpr, tile, key, first_query: Int32):
     """Of a thread that has one key and consecutive queries: what the mask hides becomes -inf."""
     begin, end = bounds.seen_by(tile, key, first_query)
-    for column in cutlass.range_constexpr(cute.size(values)):
-        visible = column >= begin
+    for first in cutlass.range_constexpr(0, cute.size(values), WORD):
+        seen = math.bits_from(begin - first)
         if cutlass.const_expr(bounds.kind == "window"):
-            visible = visible and column < end
-        values[column] = values[column] if visible else -Float32.inf
+            seen = seen & ~math.bits_from(end - first)
+        for bit in cutlass.range_constexpr(min(WORD, cute.size(values) - first)):
+            if cutlass.const_expr(bounds.kind == "full"):
+                # All of them or none: one predicate.
+                visible = begin <= 0
+            else:
+                visible = seen & Int32(math.signed_word(1 << bit)) != 0
+            values[first + bit] = values[first + bit] if visible else -Float32.inf
 
 
 def transposed_plan(plan):

@@ -65,7 +65,9 @@ class Postprocess:
         block = cute.make_tensor(sums.iterator, sum_layout(self.plan))
         rows = cute.make_layout((APART, 2, self.plan.tile_m // (2 * APART)))
         by_pair = cute.composition(block, (rows, None))
-        mine = cute.local_tile(by_pair[(row % APART, None, row // (2 * APART)), None], (2, ELEMENTS), (0, column))
+        mine = cute.local_tile(
+            by_pair[(row % APART, None, row // (2 * APART)), None], (2, ELEMENTS), (0, column)
+        )
         values = cute.make_fragment_like(mine)
         cute.autovec_copy(mine, values)
         return values

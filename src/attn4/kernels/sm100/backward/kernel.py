@@ -69,7 +69,7 @@ class Backward(GradientPass):
         tensor.open()
 
         bounds = self.bounds(scalars)
-        tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0])
+        tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0]).uniform()
         group = lengths.group
         if tile.key_block >= 0:
             first = first_block(plan, lengths, tile.batch)

@@ -25,6 +25,8 @@ class Slices(Carried):
         self.slots = slots
         self.thread = thread
         self.slot = Int32(0)
+        # All of a warp or none of it: a branch of one lane costs a loop around each of its bulk copies.
+        self.leads = cute.arch.make_warp_uniform(thread // cute.arch.WARP_SIZE) == 0
         self.rows, self.width = plan.buffer("dq_slice").shape
         self.threads = plan.channel("dq_slice").full_arrivals
 
@@ -44,7 +46,7 @@ class Slices(Carried):
     @cute.jit
     def stage(self, values, lane: cutlass.Constexpr[int] = 0):
         """Copy this slice of the rows, which begin at ``lane``, to the next slot."""
-        if self.thread == 0:
+        if self.leads:
             # One slot may still be read, the other.
             cute.arch.cp_async_bulk_wait_group(self.plan.buffer("dq_slice").stages - 1, read=True)
         self.meet()
@@ -64,24 +66,27 @@ class Slices(Carried):
     @cute.jit
     def add(self, target):
         """Add the slot that is staged to the sums at ``target``."""
-        if self.thread == 0:
-            bulk.add(target, self.slots[None, None, None, self.slot].iterator, self.bytes)
+        if self.leads:
+            with cute.arch.elect_one():
+                bulk.add(target, self.slots[None, None, None, self.slot].iterator, self.bytes)
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
     def take_turn(self, counter, turn: Int32):
         """Wait for the tiles of keys that are added before this one."""
         if cutlass.const_expr(self.plan.deterministic):
-            if self.thread == 0:
-                lock.wait(counter, turn)
+            if self.leads:
+                with cute.arch.elect_one():
+                    lock.wait(counter, turn)
 
     @cute.jit
     def give_turn(self, counter):
         """Let the next tile of keys be added, once this one is."""
         if cutlass.const_expr(self.plan.deterministic):
-            if self.thread == 0:
+            if self.leads:
                 cute.arch.cp_async_bulk_wait_group(0, read=False)
-                lock.give(counter)
+                with cute.arch.elect_one():
+                    lock.give(counter)
 
     def meet(self):
         """All threads of the role."""
@@ -118,5 +123,5 @@ def reduce(tile, bounds: cutlass.Constexpr, group: Int32, sums, slices, ends):
                 slices.add(target + first * slices.rows)
                 slices.advance()
             slices.give_turn(counter)
-    if slices.thread == 0:
+    if slices.leads:
         cute.arch.cp_async_bulk_wait_group(0, read=False)

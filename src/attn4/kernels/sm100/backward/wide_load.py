@@ -29,7 +29,7 @@ def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
                 for part in cutlass.range_constexpr(plan.column_shares):
                     rows = tiles["query"][part]
                     ends.query.send(rows, rows.of_sequence(head, tile.batch, tile.q_begin, tile.q_len), block)
-                # Slots that need no barrier to come back: there is one for each block of Q, and it comes after.
+                # Slots need no barrier to come back: one is there for each block of Q, after it.
                 ends.row_stats.expect()
                 stats.copy(head, offset + block, ends.row_stats.index, ends.row_stats.barrier)
                 ends.row_stats.advance()

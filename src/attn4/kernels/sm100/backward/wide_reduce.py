@@ -49,5 +49,5 @@ def reduce(tile, bounds: cutlass.Constexpr, group: Int32, sums, slices, share: I
                     slices.add(target + first * slices.rows)
                     slices.advance()
             slices.give_turn(counter)
-    if slices.thread == 0:
+    if slices.leads:
         cute.arch.cp_async_bulk_wait_group(0, read=False)

@@ -97,7 +97,9 @@ class Worker(Fixed):
 
     def start_scores(self, key_slot, slot):
         """Issue S^T = K Q^T; returns its registers."""
-        return self._start_square(self.ops.key[None, None, None, key_slot], self.ops.query[None, None, None, slot])
+        return self._start_square(
+            self.ops.key[None, None, None, key_slot], self.ops.query[None, None, None, slot]
+        )
 
     def start_dprobabilities(self, slot):
         """Issue dP^T = V dO^T; returns its registers."""
@@ -138,7 +140,7 @@ class Worker(Fixed):
             self._mask(scores, walk)
 
     def exponentiate(self, scores, pair: int, slot):
-        """P^T of one pair of the queries in ``slot``, in the registers of their scores and, rounded, for dV."""
+        """P^T of one pair of the queries in ``slot``, rounded for dV."""
         by_row = mma.by_row(scores)
         words = cute.recast_tensor(self.ops.probabilities, Int32)
         lse = self._pair(0, pair, slot)

@@ -89,9 +89,7 @@ class Backward(GradientPass):
         tiles = {name: self.tile(arena, name) for name in ("key", "value", "query", "dout", "dscores")}
         ops = Operands(plan, self.dtype, role.warps // 4, thread, tiles)
         turn = Turn(plan.channel("turn"), cute.arch.make_warp_uniform(thread // mma.GROUP_THREADS))
-        return Worker(
-            ops, bounds, lengths, scalars.softmax_scale * math.LOG2_E, self.statistics(arena), turn
-        )
+        return Worker(ops, bounds, lengths, scalars.softmax_scale * math.LOG2_E, self.statistics(arena), turn)
 
     def worker_ends(self, rings):
         """What the computing warps take and hand over: Q once for S, ahead, and once for dK; dS both ways."""
