@@ -102,7 +102,7 @@ def judged(case: Case, schedule: Schedule, dout: Tensor | None = None, **options
     judge_gradients(
         run.gradients, gradient_oracle(case, inputs, given), eager_gradients(case, inputs, given), given
     )
-    assert run.findings == []
+    assert run.findings == [], run.findings[:3]
     return run
 
 
@@ -113,7 +113,7 @@ def sum_bits(case: Case, seeds: Iterable[int], **options: Any) -> list[Tensor]:
     found = []
     for seed in seeds:
         run = differentiate(case, inputs, given, Random(seed), sms=8, hazards=seed == 0, **options)
-        assert run.findings == []
+        assert run.findings == [], run.findings[:3]
         found.append(run.dq_sum.view(torch.int32))
     return found
 

@@ -10,7 +10,7 @@ from attn4.kernels.dsl import math
 from attn4.kernels.shared.gradient_call import Workspace
 from attn4.kernels.shared.query_blocks import find_block
 from attn4.kernels.shared.scheduler import Lengths
-from attn4.kernels.shared.sums import sum_layout
+from attn4.kernels.shared.sums import GROUP, sum_layout
 
 THREADS = 128
 ELEMENTS = 8
@@ -61,13 +61,15 @@ class Postprocess:
                                 self.round(values[half, None], target, column, scale, seen)
 
     def read(self, sums, row: Int32, column: Int32):
-        """(2, ``ELEMENTS``): columns of two rows of a block."""
-        block = cute.make_tensor(sums.iterator, sum_layout(self.plan))
-        rows = cute.make_layout((APART, 2, self.plan.tile_m // (2 * APART)))
-        by_pair = cute.composition(block, (rows, None))
-        mine = cute.local_tile(
-            by_pair[(row % APART, None, row // (2 * APART)), None], (2, ELEMENTS), (0, column)
-        )
+        """(2, ``ELEMENTS``): columns of two rows of a block, of which the first is one of the first 8 of 16."""
+        layout = sum_layout(self.plan)
+        both = cute.composition(layout, (cute.make_layout(2, stride=APART), cute.make_layout(ELEMENTS)))
+        first = cute.local_tile(
+            cute.make_tensor(sums.iterator, layout), (1, ELEMENTS), (row, column)
+        ).iterator
+        if not self.plan.transposed_dq:
+            first = first.align(GROUP * Float32.width // 8)
+        mine = cute.make_tensor(first, both)
         values = cute.make_fragment_like(mine)
         cute.autovec_copy(mine, values)
         return values
