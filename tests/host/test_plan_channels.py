@@ -30,6 +30,7 @@ UNEQUAL_PAIR = choose(replace(PLAIN, head_dim=192), B200, cta_group=2)
 SINGLE = choose(replace(PLAIN, direction="backward"), B200, cta_group=1)
 PAIR = choose(replace(PLAIN, direction="backward"), B200, cta_group=2)
 HOPPER = choose(PLAIN, H200)
+CLUSTER = choose(replace(PLAIN, direction="backward", head_dim=256, head_dim_v=256), H200)
 
 
 def changed(plan: Plan, kind: str, name: str, **fields: Any) -> Plan:
@@ -176,6 +177,27 @@ def test_a_wrong_count_on_hopper_is_refused_with_its_arithmetic() -> None:
     warps = HOPPER.role("attend").warps
     text = f"empty_arrivals is {warps - 1}, but attend {warps} warps = {warps}"
     one_fault(changed(HOPPER, "channels", "key", empty_arrivals=warps - 1), H200, text)
+
+
+@pytest.mark.parametrize(
+    ("channel", "fields", "text"),
+    [
+        (
+            "query",
+            {"empty_arrivals": 8},
+            "empty_arrivals is 8, but (probability 4 + gradient 4 warps) x 2 CTAs of the cluster = 16",
+        ),
+        ("dscores", {"full_arrivals": 8}, "full_arrivals is 8, but gradient 4 warps = 4"),
+        (
+            "dscores",
+            {"transaction_bytes": 16384},
+            "the other CTAs of the cluster copy theirs of the 16384 bytes of a stage",
+        ),
+        ("row_stats", {"ctas": 3}, "row_stats is filled by 3 CTAs; a cluster has 2"),
+    ],
+)
+def test_a_wrong_count_of_a_cluster_is_refused(channel: str, fields: dict[str, Any], text: str) -> None:
+    one_fault(changed(CLUSTER, "channels", channel, **fields), H200, text)
 
 
 def test_an_empty_side_that_vanishes_is_missed_in_the_barrier_count() -> None:

@@ -30,7 +30,7 @@ H200 = Machine(
         ("tensor_flops", "wgmma m64n256k16 takes 128 cycles: 2*64*256*16/128"),
         ("exponentials", "ex2.approx.f32 measured at 16 lanes a cycle and SM on an H200"),
         ("shared_bytes", "32 banks of 4 bytes, CUDA programming guide"),
-        ("dsmem_bytes", "no plan uses it on Hopper"),
+        ("dsmem_bytes", "no feeds and speeds count it on Hopper"),
         ("mma_rows", "PTX ISA, wgmma.mma_async: m64"),
         ("mma_columns", "PTX ISA, wgmma.mma_async: n up to 256"),
         ("shared_memory", "CUDA programming guide, compute capability 9.0: 227 KB a block"),

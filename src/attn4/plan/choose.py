@@ -60,7 +60,8 @@ def _build(problem: Problem, machine: Machine, cta_group: int) -> Plan:
         if problem.direction == "forward":
             return sm90.forward(problem, machine)
         wide = max(problem.head_dim, problem.head_dim_v) > sm90_backward.MOST_HEAD_DIM
-        return (sm90_backward_wide if wide else sm90_backward).backward(problem, machine)
+        build = sm90_backward_wide.backward if wide else sm90_backward.backward
+        return build(problem, machine)
     if problem.direction == "backward":
         if max(problem.head_dim, problem.head_dim_v) > sm100_backward.MOST_HEAD_DIM:
             return sm100_backward_wide.backward(problem, machine)

@@ -232,6 +232,7 @@ def _head(e: Explanation) -> Iterable[str]:
     if e.plan is not None:
         plan = e.plan
         group = "single CTAs" if plan.cta_group == 1 else "pairs of CTAs"
+        group = f"clusters of {plan.cluster} CTAs" if plan.cluster > 1 else group
         packed = f", {plan.pack_gqa} query heads packed in a tile" if plan.pack_gqa > 1 else ""
         yield (
             f"Tile of a CTA: {plan.tile_m} queries x {plan.tile_n} keys a step, head dims padded to "
@@ -300,7 +301,7 @@ def _schedule(e: Explanation) -> Iterable[str]:
     assert e.plan is not None
     assert e.tiles is not None
     schedule, tiles = e.plan.schedule, e.tiles
-    unit = "CTA" if e.plan.cta_group == 1 else "pair of CTAs"
+    unit = "CTA" if e.plan.together == 1 else "pair of CTAs"
     grid = f"one {unit} a tile" if not schedule.persistent else "persistent CTAs"
     dealt = "dealt in advance" if schedule.persistent else "begun as SMs are free"
     if schedule.counted:
@@ -310,7 +311,7 @@ def _schedule(e: Explanation) -> Iterable[str]:
     order = schedule.order.replace("_", " ")
     section = f", in sections of {schedule.section_bytes >> 20} MiB for L2" if schedule.section_bytes else ""
     most = "at most " if _lengths(e.problem) else ""
-    place = "SMs" if e.plan.cta_group == 1 else "pairs of SMs"
+    place = "SMs" if e.plan.together == 1 else "pairs of SMs"
     rotated = ", each from a query block of its own" if schedule.rotated else ""
     if e.plan.column_shares > 1:
         grid = f"{e.plan.column_shares} CTAs, each with its columns, for the same keys"

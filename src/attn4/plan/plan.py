@@ -212,6 +212,11 @@ class Plan:
         return any(buffer.name == "out" and buffer.borrows == "query" for buffer in self.buffers)
 
     @property
+    def together(self) -> int:
+        """CTAs that take a tile together: those of a pair, or of a cluster."""
+        return self.cta_group * self.cluster
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * sum(role.warps for role in self.roles)

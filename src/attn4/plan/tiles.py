@@ -41,7 +41,7 @@ def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
     queries = (problem.seqlen_q * plan.pack_gqa, plan.tile_m)
     keys = (problem.seqlen_k, plan.tile_n)
     (rows, size), (others, step) = (queries, keys) if forward else (keys, (problem.seqlen_q, plan.tile_m))
-    size *= plan.cta_group
+    size *= plan.together
     blocks = -(-rows // size)
     heads = problem.batch * (problem.heads // plan.pack_gqa if forward else problem.kv_heads)
     heads *= plan.column_shares
@@ -52,10 +52,10 @@ def count_tiles(problem: Problem, plan: Plan, machine: Machine) -> Tiles:
     ]
     return Tiles(
         tiles=blocks * heads,
-        steps=sum(lengths) * heads * plan.cta_group,
-        full_steps=blocks * -(-others // step) * walks * heads * plan.cta_group,
+        steps=sum(lengths) * heads * plan.together,
+        full_steps=blocks * -(-others // step) * walks * heads * plan.together,
         longest=max(lengths, default=0),
-        slots=machine.sms // plan.cta_group,
+        slots=machine.sms // plan.together,
     )
 
 

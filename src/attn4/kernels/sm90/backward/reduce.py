@@ -89,13 +89,22 @@ def run(worker, tile, group: Int32, sums, ends):
 def step(worker, walk, sums, ends):
     """Compute and add dQ of a step."""
     slot = ends.dscores.wait()
-    sums.give_turn()
-    sums.take_turn(walk)
     # A loop, not unrolled: ptxas would put off additions to the sums until after the next product.
     for part in cutlass.range(worker.parts, unroll=1):
         dq = worker.start(slot, part)
+        sums = change_turns(sums, walk, part)
         mma.wait(0)
         sums.add_columns(dq, walk, (worker.first_part + part) * worker.columns)
     ends.dscores.arrive()
     ends.dscores.advance()
     return sums, ends
+
+
+@cute.jit
+def change_turns(sums, walk, part: Int32):
+    """Deterministic sums: before the first part of a step give the last one's turn on, and wait for its own."""
+    if cutlass.const_expr(sums.plan.deterministic):
+        if part == 0:
+            sums.give_turn()
+            sums.take_turn(walk)
+    return sums
