@@ -11,7 +11,7 @@ from attn4.compiled.listing import Instruction, Listing
 from attn4.compiled.roles import inner_loops, regions
 
 LONG = 32
-"""Instructions. What is shorter may be the work of one lane: the others jump over it, and their warp waits."""
+"""Instructions. What is shorter may be one lane's work: the others jump over it, and their warp waits."""
 
 BEGINNING = "the rest"
 """What belongs to no role: set-up, and the end of the kernel."""

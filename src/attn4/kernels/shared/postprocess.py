@@ -61,7 +61,7 @@ class Postprocess:
                                 self.round(values[half, None], target, column, scale, seen)
 
     def read(self, sums, row: Int32, column: Int32):
-        """(2, ``ELEMENTS``): columns of two rows of a block, of which the first is one of the first 8 of 16."""
+        """(2, ``ELEMENTS``): columns of two rows of a block; the first is one of the first 8 of 16."""
         layout = sum_layout(self.plan)
         both = cute.composition(layout, (cute.make_layout(2, stride=APART), cute.make_layout(ELEMENTS)))
         first = cute.local_tile(

@@ -102,7 +102,7 @@ def step(worker, walk, sums, ends):
 
 @cute.jit
 def change_turns(sums, walk, part: Int32):
-    """Deterministic sums: before the first part of a step give the last one's turn on, and wait for its own."""
+    """Deterministic sums: before the first part of a step give the last turn on, and wait for the next."""
     if cutlass.const_expr(sums.plan.deterministic):
         if part == 0:
             sums.give_turn()
