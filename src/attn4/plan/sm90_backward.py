@@ -84,7 +84,7 @@ def schedule(problem: Problem) -> Schedule:
     if problem.deterministic:
         return Schedule("shortest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
     if problem.mask.kind == "full" and not ragged(problem):
-        return Schedule("linear", persistent=True, rotated=True)
+        return Schedule("linear", persistent=True, dynamic=True, rotated=True)
     return Schedule("longest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
 
 
