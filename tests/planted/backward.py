@@ -47,20 +47,20 @@ TILES = replace(STEPS, seqlen_q=250, seqlen_k=500, head_dim=64)
 
 KERNELS = {
     "Blackwell": Kernel(STEPS, "sm_100a"),
-    "Hopper": Kernel(replace(STEPS, seqlen_q=370), "sm_90a"),
+    "Hopper": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=500), "sm_90a"),
     "Blackwell, deterministic": Kernel(TILES, "sm_100a", deterministic=True, sms=4),
     "Hopper, deterministic": Kernel(TILES, "sm_90a", deterministic=True, sms=4),
 }
-"""By name. The one of Hopper takes six steps of 64 queries, so that its three slots of dS come round. In
+"""By name. A CTA of the one of Hopper takes four tiles of three steps, so that two slots of K come round. In
 deterministic kernels only the turns are tampered with: the rest is that of the others.
 """
 
 GRADIENTS = 1
 """The second of the three launches."""
 
-REDUNDANT = {("dout", "empty")}
-"""Where dO has as many slots as Q, its slot is free when that of Q is, which is waited for before and given
-back later: only counts matter.
+REDUNDANT = {("dout", "empty"), ("key", "empty")}
+"""On Hopper, where their rings have as many slots as that of Q. A slot of dO is free when that of Q is, which
+is waited for before; one of K when the tile after the next is announced. So only counts matter.
 """
 
 SEEDS = range(6)
