@@ -85,7 +85,7 @@ def test_tiles_of_keys_come_in_order_and_turns_count_those_before(mask, determin
 
 
 def test_sections_of_heads_whose_tiles_pass_2_to_31_are_found() -> None:
-    """A public fault: 4 million keys and few queries, so that L2 has room for more tiles than int32 counts."""
+    """A public fault: 4 million keys and a query, so that L2 has room for more tiles than int32 counts."""
     problem = replace(PLAIN, seqlen_q=1, seqlen_k=2**22, heads=2, kv_heads=2, head_dim=64, head_dim_v=64)
     problem = replace(problem, mask=Mask.of(True))
     plan = choose(problem, machine("sm_100a"), cta_group=1)
