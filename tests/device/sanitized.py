@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from attn4.artifact import use_bundle
-from cases import case
+from cases import ORDERED, case
 
 NAMES = (
     "dim 64 full",
@@ -34,6 +34,7 @@ NAMES = (
     "packed cross 128 causal",
     "packed and used",
 )
+"""Cases of the list; each is differentiated too, and some deterministically."""
 
 
 def main(bundle: str) -> None:
@@ -42,8 +43,11 @@ def main(bundle: str) -> None:
         for name in NAMES:
             chosen = case(name)
             inputs = chosen.inputs("cuda")
-            for _ in range(2):
+            for deterministic in (False, name in ORDERED):
+                leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
                 chosen.run(inputs)
+                result = chosen.run(inputs.with_tensors(*leaves), deterministic=deterministic)
+                torch.autograd.grad([x.sum() for x in result], leaves)
     torch.cuda.synchronize()
     print(f"{len(NAMES)} cases ran")
 

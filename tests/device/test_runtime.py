@@ -56,6 +56,48 @@ def test_streams_side_by_side_keep_counters_of_their_own():
     assert all(counter.count_nonzero() == 0 for counter in workspace._counters.values())
 
 
+def _key_gradients(named, inputs, dout):
+    """dK and dV, which are the same bits in every run."""
+    leaves = [x.detach().requires_grad_() for x in (inputs.k, inputs.v)]
+    out, _ = named.run(inputs.with_tensors(inputs.q, *leaves))
+    return torch.autograd.grad(out, leaves, dout)
+
+
+@pytest.mark.parametrize("name", ["dim 128 full", DYNAMIC])
+def test_a_backward_pass_waits_for_its_stream(name):
+    named = case(name)
+    inputs = named.inputs("cuda")
+    dout = torch.randn_like(inputs.q)
+    expected = _key_gradients(named, inputs, dout)
+    late = torch.zeros_like(dout)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        _delay()
+        late.copy_(dout)
+        found = _key_gradients(named, inputs, late)
+    stream.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_backward_passes_side_by_side_keep_memory_of_their_own():
+    """Counters, statistics of rows and sums of dQ."""
+    named = case(DYNAMIC)
+    inputs = named.inputs("cuda")
+    dout = torch.randn_like(inputs.q)
+    expected = _key_gradients(named, inputs, dout)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    results = []
+    for _ in range(10):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(_key_gradients(named, inputs, dout))
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for found in results for x, y in zip(found, expected, strict=True))
+    assert all(counter.count_nonzero() == 0 for counter in workspace._counters.values())
+
+
 def test_threads_share_a_stream():
     named = case(DYNAMIC)
     inputs = named.inputs("cuda")

@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -41,14 +42,14 @@ PLAIN = Problem(
 MASKS = {"full": Mask(), "causal": Mask.of(True), "window": Mask(150, 20), "off diagonal": Mask(90, -40)}
 
 
-def found(problem: Problem, plan) -> list[list[int]]:
-    """What the device says of each tile; a turn that is not taken is -1."""
+def found(problem: Problem, plan, count: int | None = None) -> list[list[int]]:
+    """What the device says of the first ``count`` tiles, or all and one more; a turn not taken is -1."""
     from cutlass import Int32
 
     from emulated.tile_order import KeyOrderProbe
 
-    count = len(list(tiles(problem, plan, Order.of(plan))))
-    out = torch.full((count + 1, 5 + -(-problem.seqlen_q // plan.tile_m)), -1, dtype=torch.int32)
+    count = count or len(list(tiles(problem, plan, Order.of(plan)))) + 1
+    out = torch.full((count, 5 + -(-problem.seqlen_q // plan.tile_m)), -1, dtype=torch.int32)
     sizes = (problem.batch, problem.heads, problem.group, problem.seqlen_q, problem.seqlen_k)
     mask = problem.mask
     window = [UNBOUNDED if bound is None else bound for bound in (mask.left, mask.right)]
@@ -81,3 +82,15 @@ def test_tiles_of_keys_come_in_order_and_turns_count_those_before(mask, determin
         if deterministic:
             assert [entry[5 + query] for query in seen] == [before[joint, query] for query in seen]
         before.update((joint, query) for query in seen)
+
+
+def test_sections_of_heads_whose_tiles_pass_2_to_31_are_found() -> None:
+    """A public fault: 4 million keys and a query, so that L2 has room for more tiles than int32 counts."""
+    problem = replace(PLAIN, seqlen_q=1, seqlen_k=2**22, heads=2, kv_heads=2, head_dim=64, head_dim_v=64)
+    problem = replace(problem, mask=Mask.of(True))
+    plan = choose(problem, machine("sm_100a"), cta_group=1)
+    together = plan.schedule.section_bytes // 256
+    assert together * (problem.seqlen_k // plan.tile_n) >= 2**31
+    entries = found(problem, plan, 40)
+    wanted = list(islice(tiles(problem, plan, Order.of(plan)), 40))
+    assert [entry[:3] for entry in entries] == [[block, joint % 2, joint // 2] for block, joint in wanted]

@@ -10,7 +10,7 @@ import pytest
 from attn4.cli import main
 from attn4.compiled import DisassemblerMissingError, listing, read
 from attn4.compiled.classes import CLASSES, OTHER, class_of
-from attn4.compiled.code import role_codes
+from attn4.compiled.code import LONG, role_codes
 from attn4.compiled.flow import flow
 from attn4.machine import machine
 from attn4.mask import Mask
@@ -110,6 +110,29 @@ def test_roles_are_told_apart_and_counted():
     assert (found["mma"].registers, found["mma"].steady.slots) == (0x30, 2)
     assert (found["load"].registers, found["load"].stack, found["load"].steady) == (0x48, 1, None)
     assert sum(role.instructions for role in found.values()) == len(small().code)
+
+
+MASK = "\n".join(
+    f"        /*{0x1000 + 16 * n:04x}*/   SEL R{20 + n}, R{20 + n}, 0xff800000, !P0 ;" for n in range(LONG)
+)
+
+
+@pytest.mark.parametrize("length", [LONG - 1, LONG])
+def test_a_step_is_counted_with_and_without_what_a_long_branch_jumps_over(length):
+    """Of each step one lane announces something, which is no part that the warp could do without."""
+    masked = LISTING.replace(
+        "        /*0300*/",
+        "        /*0ff0*/              @!P1 BRA `(.L_x_44) ;\n"
+        + "\n".join(MASK.splitlines()[:length])
+        + "\n.L_x_44:\n        /*2000*/              @P3 BRA `(.L_x_45) ;"
+        "\n        /*2010*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR7+0x38840], R4 ;"
+        "\n.L_x_45:\n        /*0300*/",
+    )
+    (parsed,) = listing.parse(masked)
+    (loop,) = next(role for role in role_codes(parsed) if role.name == "softmax").loops
+    assert loop.counts["SEL, FSEL"] == length
+    assert loop.slots == 16 + 1 + length + 2
+    assert loop.least_slots == loop.slots - (length if length == LONG else 0)
 
 
 @pytest.mark.parametrize(

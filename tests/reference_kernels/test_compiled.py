@@ -4,7 +4,8 @@ import importlib.util
 
 import pytest
 
-from reference_kernels.compiled import in_a_process, loops
+from reference_kernels.compiled import in_a_process
+from reference_kernels.compiled_pages import backward_cells, loops
 
 
 def _missing():
@@ -28,3 +29,15 @@ def test_a_step_of_softmax_issues_no_more_than_the_references(name):
     own, reference = loops(ours, "softmax"), loops(theirs, "softmax")
     assert own[0]["slots"] <= reference[0]["slots"]
     assert own[-1]["slots"] <= reference[-1]["slots"]
+
+
+@pytest.mark.parametrize("name", ["64 full", "64 causal", "128 full", "128 causal"])
+def test_a_step_of_gradients_issues_no_more_than_the_references(name):
+    """Of all its warps: eight that compute, four that reduce, one that multiplies and one that loads."""
+    (ours,), (theirs,) = (in_a_process(kernel, name, backward=True) for kernel in ("attn4", "flash-attn-4"))
+    own, reference = backward_cells(ours), backward_cells(theirs)
+    assert own[0] <= reference[0]
+    assert own[1] <= reference[1]
+    slots = [8 * cells[1] + 4 * cells[2] + cells[3] + cells[4] for cells in (own, reference)]
+    assert slots[0] <= slots[1]
+    assert sum(role["stack"] for role in ours["roles"]) == 0

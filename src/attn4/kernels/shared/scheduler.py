@@ -131,7 +131,8 @@ class TileOrder(Carried):
         if cutlass.const_expr(self.plan.schedule.order != "linear"):
             key_bytes = (self.plan.head_dim + self.plan.head_dim_v) * 2
             fitting = self.plan.schedule.section_bytes // key_bytes // cutlass.max(rows_k, 1)
-            section_heads = cutlass.max(fitting, 1) * self.lengths.group
+            # No more than there are: int32 does not hold the tiles of all that would fit.
+            section_heads = cutlass.min(cutlass.max(fitting, 1) * self.lengths.group, heads)
             section = number // (section_heads * blocks)
             rest = number - section * section_heads * blocks
             here = cutlass.max(cutlass.min(section_heads, heads - section * section_heads), 1)
