@@ -8,6 +8,8 @@ that dV no longer reads the P in its columns, and a full dP that dK no longer re
 
 from __future__ import annotations
 
+import copy
+
 import cutlass
 import cutlass.cute as cute
 
@@ -15,6 +17,9 @@ from attn4.kernels.dsl import tcgen05, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.sm100.backward.mma import operand_b, operands, steps
+
+LOG2_MOST_STEPS = 30
+"""The number of a step has no bits from here on, which the compiler does not know."""
 
 
 class Products(Fixed):
@@ -26,6 +31,7 @@ class Products(Fixed):
     def __init__(self, plan, dtype, shared, tensor):
         self.plan = plan
         self.shares = plan.column_shares
+        self.zero = 0
         rows, queries = plan.tile_n, plan.tile_m
         self.columns, self.columns_v = plan.head_dim // self.shares, plan.head_dim_v // self.shares
         k_major, mn_major = tcgen05.K_MAJOR, tcgen05.MN_MAJOR
@@ -49,31 +55,41 @@ class Products(Fixed):
         self.probabilities = tensor.operand_in_halves("probabilities", self.dv_mma, dtype)
         self.dscores = tensor.operand_in_halves("dscores", self.dk_mma, dtype)
 
+    def of_step(self, step):
+        """These products, of which no descriptor outlives a step: ptxas would keep those that depend on
+        constants alone, and spill them.
+        """
+        mine = copy.copy(self)
+        mine.zero = step >> LOG2_MOST_STEPS
+        return mine
+
+    def slot(self, operand, number):
+        """A slot of the fragments of an operand."""
+        return operand[None, None, None, number + self.zero]
+
     def add_scores(self, part: int, slot):
         """Issue a part of S^T = K Q^T; the other CTA's columns come first."""
-        key = self.key[None, None, None, self.shares - 1 - part]
-        operands = key, self.query[None, None, None, slot]
+        operands = self.slot(self.key, self.shares - 1 - part), self.slot(self.query, slot)
         tcgen05.issue(self.scores_mma, self.scores, operands, steps(self.columns), part > 0)
 
     def add_dprobabilities(self, part: int, slot):
         """Issue a part of dP^T = V dO^T, as of S^T."""
-        value = self.value[None, None, None, self.shares - 1 - part]
-        operands = value, self.dout[None, None, None, slot]
+        operands = self.slot(self.value, self.shares - 1 - part), self.slot(self.dout, slot)
         tcgen05.issue(self.scores_mma, self.dprobabilities, operands, steps(self.columns_v), part > 0)
 
     def add_dv(self, slot, accumulate):
         """Issue dV += P^T dO."""
-        operands = self.probabilities, self.dout_t[None, None, None, slot]
+        operands = self.probabilities, self.slot(self.dout_t, slot)
         tcgen05.issue(self.dv_mma, self.dv, operands, steps(self.plan.tile_m), accumulate)
 
     def add_dk(self, slot, accumulate):
         """Issue dK += dS^T Q."""
-        operands = self.dscores, self.query_t[None, None, None, slot]
+        operands = self.dscores, self.slot(self.query_t, slot)
         tcgen05.issue(self.dk_mma, self.dk, operands, steps(self.plan.tile_m), accumulate)
 
     def start_dq(self, part: int):
         """Issue a part of dQ^T = K^T dS^T."""
-        operands = self.keys_t[part][None, None, None, 0], self.dscores_t[None, None, None, 0]
+        operands = self.slot(self.keys_t[part], 0), self.slot(self.dscores_t, 0)
         tcgen05.issue(self.dq_mma, self.dq, operands, steps(self.plan.tile_n), False)
 
 
@@ -93,13 +109,14 @@ def multiply(count, products, ends):
             ends.key.wait()
             ends.key.advance()
         accumulate = cutlass.Boolean(False)
-        for _ in cutlass.range(count, unroll=1):
-            ends, dout = dprobabilities(products, ends)
-            ends, query = scores(products, ends)
+        for step in cutlass.range(count, unroll=1):
+            mine = products.of_step(step)
+            ends, dout = dprobabilities(mine, ends)
+            ends, query = scores(mine, ends)
             if accumulate:
-                ends = last_queries(products, ends)
-            ends = values(products, ends, dout, accumulate)
-            ends = keys(products, ends, query, accumulate)
+                ends = last_queries(mine, ends)
+            ends = values(mine, ends, dout, accumulate)
+            ends = keys(mine, ends, query, accumulate)
             accumulate = cutlass.Boolean(True)
         ends.dv.commit()
         ends.dk.commit()
