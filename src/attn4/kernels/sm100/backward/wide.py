@@ -63,7 +63,7 @@ class WideBackward(Backward):
                 reallocate(plan, plan.role("mma"))
             if warp == multiplying:
                 products = Products(plan, self.dtype, self.operands(arena), tensor)
-                multiply((tile.last - tile.first) * group, products, self.ends(rings, "mma"))
+                multiply((tile.last - tile.first) * group, products, self.mma_ends(rings))
             if warp == plan.role("load").first_warp:
                 tiles = self.parts(arena, copies, share)
                 ends = self.ends(rings, "load")

@@ -1,9 +1,10 @@
 """The multiplying role where dQ is transposed: one warp issues the products of every step.
 
-In this order: dP^T and S^T of step j, the last part of dQ^T of step j - 1, dV and dK of step j, other parts
-of its dQ^T. So dP and the first part of S run while this CTA's columns of Q arrive, which dK was the last to
-need, and dQ while the softmax of the step runs. As products complete in the order of issue, a full S says
-that dV no longer reads the P in its columns, and a full dP that dK no longer reads the dS in its.
+In this order: dP^T of step j, the last part of dQ^T of step j - 1, dV of step j, S^T of step j + 1, dK of
+step j, other parts of its dQ^T. So the tensor core has S while dS of a step is computed. With room for only
+one block of Q, this CTA's columns of the next arrive after dK; their part of S comes after dP, which hides the
+copy. As products complete in the order of issue, a full S says that dV no longer reads the P in its columns,
+and a full dP that dK no longer reads the dS in its.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from attn4.kernels.dsl import tcgen05, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.sm100.backward.mma import operand_b, operands, steps
+from attn4.kernels.sm100.backward.wide_load import early_parts
 
 LOG2_MOST_STEPS = 30
 """The number of a step has no bits from here on, which the compiler does not know."""
@@ -31,6 +33,7 @@ class Products(Fixed):
     def __init__(self, plan, dtype, shared, tensor):
         self.plan = plan
         self.shares = plan.column_shares
+        self.early = early_parts(plan)
         self.zero = 0
         rows, queries = plan.tile_n, plan.tile_m
         self.columns, self.columns_v = plan.head_dim // self.shares, plan.head_dim_v // self.shares
@@ -108,17 +111,21 @@ def multiply(count, products, ends):
             ends.value.advance()
             ends.key.wait()
             ends.key.advance()
+        ends = scores(products, ends, range(products.early))
         accumulate = cutlass.Boolean(False)
         for step in cutlass.range(count, unroll=1):
             mine = products.of_step(step)
             ends, dout = dprobabilities(mine, ends)
-            ends, query = scores(mine, ends)
+            ends = scores(mine, ends, range(products.early, products.shares))
             if accumulate:
                 ends = last_queries(mine, ends)
             ends = values(mine, ends, dout, accumulate)
-            ends = keys(mine, ends, query, accumulate)
+            if step + 1 < count:
+                ends = scores(mine, ends, range(products.early))
+            else:
+                ends.dv.commit()
+            ends = keys(mine, ends, accumulate)
             accumulate = cutlass.Boolean(True)
-        ends.dv.commit()
         ends.dk.commit()
         ends = last_queries(products, ends)
 
@@ -126,11 +133,11 @@ def multiply(count, products, ends):
 @cute.jit
 def dprobabilities(products, ends):
     """dP^T of a step; gives the slot of this CTA's columns of dO, too, which dV needs."""
-    last = products.shares - 1
+    own = products.shares - 1
     for part in cutlass.range_constexpr(products.shares):
         slot = ends.dout.wait()
         products.add_dprobabilities(part, slot)
-        if cutlass.const_expr(part < last):
+        if cutlass.const_expr(part < own):
             ends.dout.release(slot)
         ends.dout.advance()
     ends.dprobabilities.commit()
@@ -139,18 +146,19 @@ def dprobabilities(products, ends):
 
 
 @cute.jit
-def scores(products, ends):
-    """S^T of a step; gives the slot of this CTA's columns of Q, too, which dK needs."""
-    last = products.shares - 1
-    for part in cutlass.range_constexpr(products.shares):
+def scores(products, ends, parts: cutlass.Constexpr):
+    """Some parts of S^T of a step; this CTA's columns of Q, the last ones, are kept for dK."""
+    own = products.shares - 1
+    for part in cutlass.range_constexpr(parts.start, parts.stop):
         slot = ends.query.wait()
         products.add_scores(part, slot)
-        if cutlass.const_expr(part < last):
+        if cutlass.const_expr(part < own):
             ends.query.release(slot)
+        else:
+            ends.scores.commit()
+            ends.scores.advance()
         ends.query.advance()
-    ends.scores.commit()
-    ends.scores.advance()
-    return ends, slot
+    return ends
 
 
 @cute.jit
@@ -165,12 +173,16 @@ def values(products, ends, slot, accumulate):
 
 
 @cute.jit
-def keys(products, ends, slot, accumulate):
+def keys(products, ends, accumulate):
     """Add up dK of a step, and start all parts of dQ but the last."""
     ends.dscores.wait()
     tensor_memory.after_wait()
+    for _ in cutlass.range_constexpr(products.shares - 1):
+        ends.used_query.advance()
+    slot = ends.used_query.index
     products.add_dk(slot, accumulate)
-    ends.query.release(slot)
+    ends.used_query.release(slot)
+    ends.used_query.advance()
     for part in cutlass.range_constexpr(len(products.keys_t) - 1):
         ends = queries(products, ends, part)
     return ends
