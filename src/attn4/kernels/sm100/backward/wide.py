@@ -44,7 +44,7 @@ class WideBackward(Backward):
         bounds = self.bounds(scalars)
         number = cute.arch.block_idx()[0] // plan.column_shares
         share = cute.arch.block_idx()[0] - number * plan.column_shares
-        tile = find_key_tile(plan, bounds, lengths, number)
+        tile = find_key_tile(plan, bounds, lengths, number).uniform()
         group = lengths.group
         if tile.key_block >= 0:
             first = first_block(plan, lengths, tile.batch)

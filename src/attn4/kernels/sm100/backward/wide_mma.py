@@ -2,9 +2,9 @@
 
 In this order: dP^T of step j, the last part of dQ^T of step j - 1, dV of step j, S^T of step j + 1, dK of
 step j, other parts of its dQ^T. So the tensor core has S while dS of a step is computed. With room for only
-one block of Q, this CTA's columns of the next arrive after dK; their part of S comes after dP, which hides the
-copy. As products complete in the order of issue, a full S says that dV no longer reads the P in its columns,
-and a full dP that dK no longer reads the dS in its.
+one block of Q, this CTA's columns of the next arrive after dK; their part of S comes after dP, which hides
+the copy. As products complete in the order of issue, a full S says that dV no longer reads the P in its
+columns, and a full dP that dK no longer reads the dS in its.
 """
 
 from __future__ import annotations
