@@ -11,7 +11,9 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
+from attn4.artifact import artifact_for
 from attn4.artifact.key import toolchain
+from attn4.compiled import read
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
@@ -121,6 +123,17 @@ def test_other_sums_differ_under_the_same_schedules(dims):
 )
 def test_a_deterministic_grid_of_which_only_one_cta_is_resident_comes_to_its_end(mask):
     judged(of((256, 256), seqlen_k=300, **mask), RoundRobin(), deterministic=True, sms=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True], ids=["full", "packed"])
+@pytest.mark.parametrize("dims", KERNELS, ids=str)
+def test_no_role_spills_or_takes_more_registers_than_planned(dims, packed):
+    case = of(dims, **({**PACKED, "causal": True} if packed else {}))
+    plan = backward_plan(case, deterministic=packed)
+    found = read(plan, artifact_for(plan))
+    assert found.compiled.stack == 0
+    assert found.problems() == ()
 
 
 @pytest.mark.slow

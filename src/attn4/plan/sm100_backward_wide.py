@@ -109,9 +109,13 @@ def backward(problem: Problem, machine: Machine) -> Plan:
 
 
 def roles() -> tuple[Role, ...]:
-    """Those of a CTA with fewer columns."""
+    """Those of a CTA of fewer columns: half as many scores a thread, and more descriptors of products."""
+    registers = {"reduce": 104, "compute": 144}
     jobs = {"mma": "issues the products of a step"}
-    return tuple(replace(role, job=jobs.get(role.name, role.job)) for role in backward_roles(1))
+    return tuple(
+        replace(role, registers=registers.get(role.name, 120), job=jobs.get(role.name, role.job))
+        for role in backward_roles(1)
+    )
 
 
 def shared_pieces(layout: Layout) -> tuple[Piece, ...]:

@@ -44,7 +44,7 @@ class WideBackward(Backward):
         bounds = self.bounds(scalars)
         number = cute.arch.block_idx()[0] // plan.column_shares
         share = cute.arch.block_idx()[0] - number * plan.column_shares
-        tile = find_key_tile(plan, bounds, lengths, number)
+        tile = find_key_tile(plan, bounds, lengths, number).uniform()
         group = lengths.group
         if tile.key_block >= 0:
             first = first_block(plan, lengths, tile.batch)
@@ -63,7 +63,7 @@ class WideBackward(Backward):
                 reallocate(plan, plan.role("mma"))
             if warp == multiplying:
                 products = Products(plan, self.dtype, self.operands(arena), tensor)
-                multiply((tile.last - tile.first) * group, products, self.ends(rings, "mma"))
+                multiply((tile.last - tile.first) * group, products, self.mma_ends(rings))
             if warp == plan.role("load").first_warp:
                 tiles = self.parts(arena, copies, share)
                 ends = self.ends(rings, "load")

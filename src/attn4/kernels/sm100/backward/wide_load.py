@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
 from attn4.kernels.shared.key_tiles import first_query_block, following_query_block
 from attn4.kernels.shared.query_blocks import first_block
 
 
+def early_parts(plan) -> int:
+    """Parts of a block of Q that find a slot before dK of the block before is complete; they come first."""
+    several = plan.buffer("query").stages > plan.column_shares
+    return plan.column_shares if several else plan.column_shares - 1
+
+
 @cute.jit
 def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
-    """K and V, then dO, Q and statistics of each query block, of one head after the other.
-
-    dO before Q: dP is the first product of a step, as the last one of the step before still needs Q.
+    """K and V, then Q, dO and statistics of each query block, of one head after the other; last of all the
+    part of Q whose slot comes back last.
     """
+    early = early_parts(plan)
     if tile.first < tile.last:
         ends.value = send_keys(tiles["value"], tile, ends.value)
         ends.key = send_keys(tiles["key"], tile, ends.key)
@@ -23,17 +30,24 @@ def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
         for member in cutlass.range(lengths.group, unroll=1):
             head = tile.kv_head * lengths.group + member
             for _ in cutlass.range(tile.last - tile.first, unroll=1):
+                for part in cutlass.range_constexpr(early):
+                    ends.query = send_queries(tiles["query"][part], tile, head, block, ends.query)
                 for part in cutlass.range_constexpr(plan.column_shares):
-                    rows = tiles["dout"][part]
-                    ends.dout.send(rows, rows.of_sequence(head, tile.batch, tile.q_begin, tile.q_len), block)
-                for part in cutlass.range_constexpr(plan.column_shares):
-                    rows = tiles["query"][part]
-                    ends.query.send(rows, rows.of_sequence(head, tile.batch, tile.q_begin, tile.q_len), block)
+                    ends.dout = send_queries(tiles["dout"][part], tile, head, block, ends.dout)
+                for part in cutlass.range_constexpr(early, plan.column_shares):
+                    ends.query = send_queries(tiles["query"][part], tile, head, block, ends.query)
                 # Slots need no barrier to come back: one is there for each block of Q, after it.
                 ends.row_stats.expect()
                 stats.copy(head, offset + block, ends.row_stats.index, ends.row_stats.barrier)
                 ends.row_stats.advance()
                 block = following_query_block(tile, block)
+
+
+@cute.jit
+def send_queries(rows, tile, head: Int32, block: Int32, end):
+    """A part of a block of Q or dO."""
+    end.send(rows, rows.of_sequence(head, tile.batch, tile.q_begin, tile.q_len), block)
+    return end
 
 
 @cute.jit

@@ -1,12 +1,15 @@
 """The multiplying role where dQ is transposed: one warp issues the products of every step.
 
-In this order: dP^T and S^T of step j, the last part of dQ^T of step j - 1, dV and dK of step j, other parts
-of its dQ^T. So dP and the first part of S run while this CTA's columns of Q arrive, which dK was the last to
-need, and dQ while the softmax of the step runs. As products complete in the order of issue, a full S says
-that dV no longer reads the P in its columns, and a full dP that dK no longer reads the dS in its.
+In this order: dP^T of step j, the last part of dQ^T of step j - 1, dV of step j, S^T of step j + 1, dK of
+step j, other parts of its dQ^T. So the tensor core has S while dS of a step is computed. With room for only
+one block of Q, this CTA's columns of the next arrive after dK; their part of S comes after dP, which hides
+the copy. As products complete in the order of issue, a full S says that dV no longer reads the P in its
+columns, and a full dP that dK no longer reads the dS in its.
 """
 
 from __future__ import annotations
+
+import copy
 
 import cutlass
 import cutlass.cute as cute
@@ -15,6 +18,10 @@ from attn4.kernels.dsl import tcgen05, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.sm100.backward.mma import operand_b, operands, steps
+from attn4.kernels.sm100.backward.wide_load import early_parts
+
+LOG2_MOST_STEPS = 30
+"""The number of a step has no bits from here on, which the compiler does not know."""
 
 
 class Products(Fixed):
@@ -26,6 +33,8 @@ class Products(Fixed):
     def __init__(self, plan, dtype, shared, tensor):
         self.plan = plan
         self.shares = plan.column_shares
+        self.early = early_parts(plan)
+        self.zero = 0
         rows, queries = plan.tile_n, plan.tile_m
         self.columns, self.columns_v = plan.head_dim // self.shares, plan.head_dim_v // self.shares
         k_major, mn_major = tcgen05.K_MAJOR, tcgen05.MN_MAJOR
@@ -49,31 +58,41 @@ class Products(Fixed):
         self.probabilities = tensor.operand_in_halves("probabilities", self.dv_mma, dtype)
         self.dscores = tensor.operand_in_halves("dscores", self.dk_mma, dtype)
 
+    def of_step(self, step):
+        """These products, of which no descriptor outlives a step: ptxas would keep those that depend on
+        constants alone, and spill them.
+        """
+        mine = copy.copy(self)
+        mine.zero = step >> LOG2_MOST_STEPS
+        return mine
+
+    def slot(self, operand, number):
+        """A slot of the fragments of an operand."""
+        return operand[None, None, None, number + self.zero]
+
     def add_scores(self, part: int, slot):
         """Issue a part of S^T = K Q^T; the other CTA's columns come first."""
-        key = self.key[None, None, None, self.shares - 1 - part]
-        operands = key, self.query[None, None, None, slot]
+        operands = self.slot(self.key, self.shares - 1 - part), self.slot(self.query, slot)
         tcgen05.issue(self.scores_mma, self.scores, operands, steps(self.columns), part > 0)
 
     def add_dprobabilities(self, part: int, slot):
         """Issue a part of dP^T = V dO^T, as of S^T."""
-        value = self.value[None, None, None, self.shares - 1 - part]
-        operands = value, self.dout[None, None, None, slot]
+        operands = self.slot(self.value, self.shares - 1 - part), self.slot(self.dout, slot)
         tcgen05.issue(self.scores_mma, self.dprobabilities, operands, steps(self.columns_v), part > 0)
 
     def add_dv(self, slot, accumulate):
         """Issue dV += P^T dO."""
-        operands = self.probabilities, self.dout_t[None, None, None, slot]
+        operands = self.probabilities, self.slot(self.dout_t, slot)
         tcgen05.issue(self.dv_mma, self.dv, operands, steps(self.plan.tile_m), accumulate)
 
     def add_dk(self, slot, accumulate):
         """Issue dK += dS^T Q."""
-        operands = self.dscores, self.query_t[None, None, None, slot]
+        operands = self.dscores, self.slot(self.query_t, slot)
         tcgen05.issue(self.dk_mma, self.dk, operands, steps(self.plan.tile_m), accumulate)
 
     def start_dq(self, part: int):
         """Issue a part of dQ^T = K^T dS^T."""
-        operands = self.keys_t[part][None, None, None, 0], self.dscores_t[None, None, None, 0]
+        operands = self.slot(self.keys_t[part], 0), self.slot(self.dscores_t, 0)
         tcgen05.issue(self.dq_mma, self.dq, operands, steps(self.plan.tile_n), False)
 
 
@@ -92,16 +111,21 @@ def multiply(count, products, ends):
             ends.value.advance()
             ends.key.wait()
             ends.key.advance()
+        ends = scores(products, ends, range(products.early))
         accumulate = cutlass.Boolean(False)
-        for _ in cutlass.range(count, unroll=1):
-            ends, dout = dprobabilities(products, ends)
-            ends, query = scores(products, ends)
+        for step in cutlass.range(count, unroll=1):
+            mine = products.of_step(step)
+            ends, dout = dprobabilities(mine, ends)
+            ends = scores(mine, ends, range(products.early, products.shares))
             if accumulate:
-                ends = last_queries(products, ends)
-            ends = values(products, ends, dout, accumulate)
-            ends = keys(products, ends, query, accumulate)
+                ends = last_queries(mine, ends)
+            ends = values(mine, ends, dout, accumulate)
+            if step + 1 < count:
+                ends = scores(mine, ends, range(products.early))
+            else:
+                ends.dv.commit()
+            ends = keys(mine, ends, accumulate)
             accumulate = cutlass.Boolean(True)
-        ends.dv.commit()
         ends.dk.commit()
         ends = last_queries(products, ends)
 
@@ -109,11 +133,11 @@ def multiply(count, products, ends):
 @cute.jit
 def dprobabilities(products, ends):
     """dP^T of a step; gives the slot of this CTA's columns of dO, too, which dV needs."""
-    last = products.shares - 1
+    own = products.shares - 1
     for part in cutlass.range_constexpr(products.shares):
         slot = ends.dout.wait()
         products.add_dprobabilities(part, slot)
-        if cutlass.const_expr(part < last):
+        if cutlass.const_expr(part < own):
             ends.dout.release(slot)
         ends.dout.advance()
     ends.dprobabilities.commit()
@@ -122,18 +146,19 @@ def dprobabilities(products, ends):
 
 
 @cute.jit
-def scores(products, ends):
-    """S^T of a step; gives the slot of this CTA's columns of Q, too, which dK needs."""
-    last = products.shares - 1
-    for part in cutlass.range_constexpr(products.shares):
+def scores(products, ends, parts: cutlass.Constexpr):
+    """Some parts of S^T of a step; this CTA's columns of Q, the last ones, are kept for dK."""
+    own = products.shares - 1
+    for part in cutlass.range_constexpr(parts.start, parts.stop):
         slot = ends.query.wait()
         products.add_scores(part, slot)
-        if cutlass.const_expr(part < last):
+        if cutlass.const_expr(part < own):
             ends.query.release(slot)
+        else:
+            ends.scores.commit()
+            ends.scores.advance()
         ends.query.advance()
-    ends.scores.commit()
-    ends.scores.advance()
-    return ends, slot
+    return ends
 
 
 @cute.jit
@@ -148,12 +173,16 @@ def values(products, ends, slot, accumulate):
 
 
 @cute.jit
-def keys(products, ends, slot, accumulate):
+def keys(products, ends, accumulate):
     """Add up dK of a step, and start all parts of dQ but the last."""
     ends.dscores.wait()
     tensor_memory.after_wait()
+    for _ in cutlass.range_constexpr(products.shares - 1):
+        ends.used_query.advance()
+    slot = ends.used_query.index
     products.add_dk(slot, accumulate)
-    ends.query.release(slot)
+    ends.used_query.release(slot)
+    ends.used_query.advance()
     for part in cutlass.range_constexpr(len(products.keys_t) - 1):
         ends = queries(products, ends, part)
     return ends
