@@ -6,8 +6,8 @@ dV += P^T dO; dP^T = V dO^T, dS^T and dK += dS^T Q. Operand A of dV and dK never
 shared memory P^T goes to the second, in the order of registers, and dS^T to a third warpgroup, which computes
 dQ = dS K and adds it to the sums, beside the other two.
 
-At 256 columns two CTAs share their queries and their dS: each computes half of the columns of dQ over the
-keys of both, so that half as much is copied from L2, and half as much added there.
+Two CTAs share their queries and their dS: each computes half of the columns of dQ over the keys of both, so
+that half as much is copied from L2, and half as much added there.
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ QUERIES = 64
 STAGES = 2
 """Slots of the ring of Q, and of what depends on it: statistics, P, dS."""
 
-DOUT_STAGES = {1: 2, 2: 1}
-"""Slots of the ring of dO, by CTAs of a cluster: dS of two CTAs and half of the other's K take the second."""
-
-CLUSTER = {192: 1, 256: 2}
-"""CTAs that share queries, by head dimension. Half of 192 columns is no whole number of swizzle rows."""
+CLUSTER = 2
+"""CTAs that share queries."""
 
 MOST_HEAD_DIM = 256
 """A thread keeps head_dim / 2 words of dK, or head_dim_v / 2 of dV."""
@@ -42,15 +39,15 @@ MOST_HEAD_DIM = 256
 COLUMNS = 64
 """Head dimensions are padded to a multiple: whole rows of the widest swizzle."""
 
-REGISTERS = {192: (24, 176, 176, 128), 256: (24, 208, 216, 64)}
+REGISTERS = {192: (24, 200, 200, 88), 256: (24, 208, 216, 64)}
 """Registers a thread of the warpgroups that load, make P, make dS, and reduce dQ, by head dimension.
 
 512 in all. ptxas places accumulators from register 24 on, one behind the other, and operand A behind them:
 with 256 columns of dK, dP and dS those are 24 + 128 + 32 + 16, and 200 are not enough.
 """
 
-DQ_COLUMNS = {192: 192, 256: 64}
-"""Columns of one product of dQ, by head dimension: half as many registers a thread."""
+DQ_COLUMNS = 64
+"""Columns of one product of dQ, half as many registers a thread; a step takes one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +59,26 @@ class Tile:
     dtype: str
     cluster: int
 
+    @property
+    def dout_stages(self) -> int:
+        """Slots of the ring of dO: at 256, dS of two CTAs and half of the other's K take the second."""
+        return 1 if self.head_dim == MOST_HEAD_DIM and self.cluster > 1 else 2
+
+    @property
+    def peer_columns(self) -> int:
+        """Columns of the other CTA's K: its half of them, if those are whole products; else all."""
+        halves = self.head_dim % (DQ_COLUMNS * self.cluster) == 0
+        return self.head_dim // self.cluster if halves else self.head_dim
+
 
 def tile_dim(head_dim: int) -> int:
     """The head dimension of a tile."""
     return -(-padded(head_dim) // COLUMNS) * COLUMNS
 
 
-def backward(problem: Problem, machine: Machine) -> Plan:
-    """The backward plan of ``problem`` on a Hopper ``machine``."""
-    head_dim = tile_dim(problem.head_dim)
-    tile = Tile(head_dim, tile_dim(problem.head_dim_v), problem.dtype, CLUSTER[head_dim])
+def backward(problem: Problem, machine: Machine, cluster: int = CLUSTER) -> Plan:
+    """The backward plan of ``problem`` on a Hopper ``machine``, by ``cluster`` CTAs (1 or 2) together."""
+    tile = Tile(tile_dim(problem.head_dim), tile_dim(problem.head_dim_v), problem.dtype, cluster)
     handed = channels(tile)
     barriers = Piece(name="barriers", shape=(barrier_count(handed),), dtype="int64")
     return Plan(
@@ -93,7 +100,7 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         seqused_k=problem.seqused_k,
         lse=problem.lse,
         cluster=tile.cluster,
-        dq_columns=DQ_COLUMNS[head_dim],
+        dq_columns=DQ_COLUMNS,
         ping_pong=False,
         deterministic=problem.deterministic,
     )
@@ -118,13 +125,13 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
     def rows(name: str, count: int, columns: int, stages: int = 1) -> Piece:
         return Piece(name=name, shape=(count, columns), dtype=tile.dtype, stages=stages)
 
-    peer = (rows("peer_key", KEYS, tile.head_dim // tile.cluster),) if tile.cluster > 1 else ()
+    peer = (rows("peer_key", KEYS, tile.peer_columns),) if tile.cluster > 1 else ()
     return (
         rows("key", KEYS, tile.head_dim),
         *peer,
         rows("value", KEYS, tile.head_dim_v),
         rows("query", QUERIES, tile.head_dim, STAGES),
-        rows("dout", QUERIES, tile.head_dim_v, DOUT_STAGES[tile.cluster]),
+        rows("dout", QUERIES, tile.head_dim_v, tile.dout_stages),
         rows("probabilities", KEYS, QUERIES, STAGES),
         rows("dscores", KEYS * tile.cluster, QUERIES, STAGES),
         Piece(name="row_stats", shape=(2, QUERIES), dtype="float32", stages=STAGES),
@@ -140,7 +147,6 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
     """
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
     square, warps, ctas = ("probability", "gradient"), WARPS_PER_GROUP, tile.cluster
-    dout = DOUT_STAGES[ctas]
 
     def load(
         name: str, consumers: tuple[str, ...], stages: int = 1, empty: int = 0, ctas: int = 1
@@ -155,7 +161,7 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
         *((load("peer_key", ("reduce",)),) if ctas > 1 else ()),
         load("query", square, STAGES, back, ctas),
         load("row_stats", square, STAGES),
-        load("dout", square, dout, back, ctas),
+        load("dout", square, tile.dout_stages, back, ctas),
         Channel("probabilities", "thread", "probabilities", STAGES, "probability", ("gradient",), warps, 0),
         Channel(
             *("dscores", "thread", "dscores", STAGES, "gradient", ("reduce",)),

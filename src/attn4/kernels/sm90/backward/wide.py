@@ -177,5 +177,6 @@ class WideBackward(Backward):
             rows, columns, slots = (cute.size(mode) for mode in shared.shape)
             shared, ctas = cute.local_tile(shared, (rows // size, columns, slots), (rank, 0, 0)), size
         if name == "peer_key":
-            share = (size, 1 - rank, rank)
+            parted = cute.size(shared, mode=[1]) < self.plan.head_dim
+            share = (size, 1 - rank, rank if parted else 0)
         return tma.RowTiles(copy.atom, copy.rows, shared, bounded=bounded, share=share, ctas=ctas)
