@@ -111,8 +111,9 @@ def roles(tile: Tile) -> tuple[Role, ...]:
     loading, probability, gradient, reducing = REGISTERS[tile.head_dim]
     group = WARPS_PER_GROUP
     return (
-        Role("load", 0, 1, loading, "copies K, V, and per step Q, dO and row statistics to shared memory"),
-        Role("idle", 1, group - 1, loading, "completes the warpgroup that gives registers away"),
+        Role("load", 0, 1, loading, "copies Q, dO and row statistics of each step to shared memory"),
+        Role("load_keys", 1, 1, loading, "copies K and V to shared memory, meanwhile"),
+        Role("idle", 2, group - 2, loading, "completes the warpgroup that gives registers away"),
         Role("probability", group, group, probability, "S, P, dV"),
         Role("gradient", 2 * group, group, gradient, "dP, dS, dK"),
         Role("reduce", 3 * group, group, reducing, "dQ, and its sums in global memory"),
@@ -148,20 +149,21 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
     square, warps, ctas = ("probability", "gradient"), WARPS_PER_GROUP, tile.cluster
 
-    def load(
-        name: str, consumers: tuple[str, ...], stages: int = 1, empty: int = 0, ctas: int = 1
-    ) -> Channel:
-        return Channel(name, "tma", name, stages, "load", consumers, 1, empty, size[name], ctas)
+    def once(name: str, consumers: tuple[str, ...]) -> Channel:
+        return Channel(name, "tma", name, 1, "load_keys", consumers, 1, 0, size[name])
+
+    def each_step(name: str, stages: int, empty: int, ctas: int) -> Channel:
+        return Channel(name, "tma", name, stages, "load", square, 1, empty, size[name], ctas)
 
     back = 2 * warps * ctas
     received = size["dscores"] - size["dscores"] // ctas
     return (
-        load("key", ("probability", "reduce")),
-        load("value", ("gradient",)),
-        *((load("peer_key", ("reduce",)),) if ctas > 1 else ()),
-        load("query", square, STAGES, back, ctas),
-        load("row_stats", square, STAGES),
-        load("dout", square, tile.dout_stages, back, ctas),
+        once("key", ("probability", "reduce")),
+        once("value", ("gradient",)),
+        *((once("peer_key", ("reduce",)),) if ctas > 1 else ()),
+        each_step("query", STAGES, back, ctas),
+        each_step("row_stats", STAGES, 0, 1),
+        each_step("dout", tile.dout_stages, back, ctas),
         Channel("probabilities", "thread", "probabilities", STAGES, "probability", ("gradient",), warps, 0),
         Channel(
             *("dscores", "thread", "dscores", STAGES, "gradient", ("reduce",)),

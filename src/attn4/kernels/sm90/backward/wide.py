@@ -15,7 +15,7 @@ from attn4.kernels.dsl.pair import Pair
 from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena, row_major_layout
 from attn4.kernels.shared.gradient_call import Copy, Gradients, GradientScalars, Workspace
-from attn4.kernels.shared.gradient_load import load
+from attn4.kernels.shared.gradient_load import load_keys, load_queries
 from attn4.kernels.shared.key_tiles import KeyBounds, count_key_tiles, find_key_tile
 from attn4.kernels.shared.query_blocks import first_block
 from attn4.kernels.shared.scheduler import Lengths
@@ -87,10 +87,12 @@ class WideBackward(Backward):
             adding = plan.role("reduce")
             if warp < probabilities.first_warp:
                 reallocate(plan, plan.role("load"))
-                if warp == 0:
+                tiles = self.operand_tiles(arena, copies)
+                if warp == plan.role("load").first_warp:
                     stats = self.row_stats(arena, workspace)
-                    ends = self.ends(rings, "load")
-                    load(plan, tile, lengths, self.operand_tiles(arena, copies), stats, ends)
+                    load_queries(plan, tile, lengths, tiles, stats, self.ends(rings, "load"))
+                elif warp == plan.role("load_keys").first_warp:
+                    load_keys(tile, tiles, self.ends(rings, "load_keys"))
             elif warp < differentials.first_warp:
                 reallocate(plan, probabilities)
                 worker = self.probability(arena, place, scalars)
