@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from attn4.machine import Machine
 from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
-from attn4.plan.plan import Channel, Plan, Role
+from attn4.plan.plan import Channel, Plan, Role, Schedule
 from attn4.plan.sm90 import WARPS_PER_GROUP
 from attn4.plan.sm90_backward import schedule
 from attn4.problem import Problem
@@ -79,7 +79,7 @@ def tile_dim(head_dim: int) -> int:
 def backward(problem: Problem, machine: Machine, cluster: int = CLUSTER) -> Plan:
     """The backward plan of ``problem`` on a Hopper ``machine``, by ``cluster`` CTAs (1 or 2) together."""
     tile = Tile(tile_dim(problem.head_dim), tile_dim(problem.head_dim_v), problem.dtype, cluster)
-    handed = channels(tile)
+    handed = channels(tile, dealt(problem).persistent)
     barriers = Piece(name="barriers", shape=(barrier_count(handed),), dtype="int64")
     return Plan(
         arch=machine.name,
@@ -93,7 +93,7 @@ def backward(problem: Problem, machine: Machine, cluster: int = CLUSTER) -> Plan
         roles=roles(tile),
         buffers=pack("shared", (*pieces(tile), barriers)),
         channels=handed,
-        schedule=replace(schedule(problem), persistent=False, dynamic=False),
+        schedule=dealt(problem),
         cu_seqlens_q=problem.cu_seqlens_q,
         cu_seqlens_k=problem.cu_seqlens_k,
         seqused_q=problem.seqused_q,
@@ -104,6 +104,15 @@ def backward(problem: Problem, machine: Machine, cluster: int = CLUSTER) -> Plan
         ping_pong=False,
         deterministic=problem.deterministic,
     )
+
+
+def dealt(problem: Problem) -> Schedule:
+    """Tiles of equal sequences are dealt to persistent clusters in advance. Others, whose lengths are not
+    known, and deterministic ones, which wait for each other, begin as SMs are free.
+    """
+    ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
+    persistent = not (ragged or problem.deterministic)
+    return replace(schedule(problem), persistent=persistent, dynamic=False)
 
 
 def roles(tile: Tile) -> tuple[Role, ...]:
@@ -139,7 +148,7 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
     )
 
 
-def channels(tile: Tile) -> tuple[Channel, ...]:
+def channels(tile: Tile, persistent: bool) -> tuple[Channel, ...]:
     """Every warp gives a slot back with one arrival, at each CTA of a cluster that has filled it.
 
     P needs no empty barrier: P of step j + 2 follows S of that step, whose Q fills a slot that came back
@@ -150,7 +159,8 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
     square, warps, ctas = ("probability", "gradient"), WARPS_PER_GROUP, tile.cluster
 
     def once(name: str, consumers: tuple[str, ...]) -> Channel:
-        return Channel(name, "tma", name, 1, "load_keys", consumers, 1, 0, size[name])
+        empty = len(consumers) * warps if persistent else 0
+        return Channel(name, "tma", name, 1, "load_keys", consumers, 1, empty, size[name])
 
     def each_step(name: str, stages: int, empty: int, ctas: int) -> Channel:
         return Channel(name, "tma", name, stages, "load", square, 1, empty, size[name], ctas)

@@ -85,7 +85,7 @@ class Reduce(Fixed):
 
 @cute.jit
 def run(worker, tile, group: Int32, sums, ends):
-    """All steps of the CTA's keys."""
+    """All steps of a tile of keys."""
     if tile.first < tile.last:
         begin = first_query_block(worker.plan, tile)
         walk = Walk(tile, begin, Int32(0), Int32(0), begin)
@@ -96,6 +96,12 @@ def run(worker, tile, group: Int32, sums, ends):
             sums, ends = step(worker, walk, sums, ends)
             walk = walk.following()
         sums.give_turn()
+        ends.key.arrive()
+        ends.key.advance()
+        if cutlass.const_expr(worker.plan.cluster > 1):
+            ends.peer_key.arrive()
+            ends.peer_key.advance()
+    return ends
 
 
 @cute.jit
