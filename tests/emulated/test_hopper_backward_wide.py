@@ -35,7 +35,7 @@ CASES = {
     "plain": PLAIN,
     "packed": replace(PACKED, head_dim=256),
     "window": replace(PLAIN, window=(60, 20), head_dim=200, dtype="float16"),
-    "a group of heads": replace(PLAIN, causal=True, heads=4, kv_heads=2, head_dim=192, seqlen_q=100),
+    "a group of heads": replace(PLAIN, causal=True, heads=4, kv_heads=2, head_dim=192, seqlen_q=130),
     "unequal head dims": replace(PLAIN, causal=True, head_dim=192, head_dim_v=128, seqlen_q=100),
     "more queries than keys": replace(PLAIN, causal=True, head_dim=136, seqlen_q=193, seqlen_k=64),
     "one key": replace(PLAIN, seqlen_k=1, seqlen_q=65),
@@ -79,14 +79,17 @@ ADDING = replace(PLAIN, seqlen_q=100, seqlen_k=260, lse=False)
 
 
 @pytest.mark.slow
-def test_deterministic_sums_have_the_same_bits_under_every_schedule():
-    first, *others = sum_bits(ADDING, range(6), deterministic=True, **HOPPER)
+@pytest.mark.parametrize("head_dim", [256, 192])
+def test_deterministic_sums_have_the_same_bits_under_every_schedule(head_dim):
+    """With 192 columns those in the middle are added by either CTA, in turn by query block."""
+    case = replace(ADDING, head_dim=head_dim)
+    first, *others = sum_bits(case, range(4), deterministic=True, **HOPPER)
     assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.slow
 def test_other_sums_differ_under_the_same_schedules():
-    first, *others = sum_bits(ADDING, range(6), **HOPPER)
+    first, *others = sum_bits(ADDING, range(4), **HOPPER)
     assert any(not torch.equal(first, other) for other in others)
 
 

@@ -154,7 +154,11 @@ class Consumer(End):
 
     @cute.jit
     def arrive(self, after=0):
-        """This warp has read the slot; not before ``after``, a zero, is known."""
+        """This warp has read the slot, if that is for this channel to say; not before ``after``, a zero, is
+        known.
+        """
+        if cutlass.const_expr(self.ring.channel.empty_arrivals == 0):
+            return
         if cutlass.const_expr(self.ring.channel.ctas > 1):
             lane = cute.arch.lane_idx()
             if lane < self.ring.channel.ctas:

@@ -33,21 +33,21 @@ def columns_at_once(head_dim: int) -> int:
 class Elements(Fixed):
     """What a warpgroup needs; ``stats`` are negated LSE and delta, (queries, 2, slots).
 
-    ``first_key`` of the tile is that of the warpgroup.
+    ``first_key`` of a tile is that of the warpgroup.
     """
 
-    def __init__(self, plan, dtype, place, thread, stats):
+    def __init__(self, plan, dtype, keys, thread, stats):
         self.plan = plan
         self.dtype = dtype
-        self.tile, self.bounds, self.first_key = place
+        self.bounds, self.first_key = keys
         self.thread = thread
         self.stats = stats
 
     @cute.jit
-    def exponentiate(self, scores, scale_log2, block: Int32, slot):
-        """P^T of the scores of the queries of ``block``, whose statistics are in ``slot``; in place."""
-        if self.bounds.hides(self.tile, block):
-            self._mask(scores, block)
+    def exponentiate(self, scores, scale_log2, walk, slot):
+        """P^T of the scores of a step, whose statistics are in ``slot``; in place."""
+        if self.bounds.hides(walk.tile, walk.block):
+            self._mask(scores, walk)
         by_row = mma.by_row(scores)
         for pair in cutlass.range_constexpr(cute.size(by_row, mode=[1]) // PAIR):
             lse = self._pair(0, pair, slot)
@@ -76,12 +76,12 @@ class Elements(Fixed):
         return held
 
     @cute.jit
-    def _mask(self, scores, block: Int32):
+    def _mask(self, scores, walk):
         by_row = mma.by_row(scores)
-        first_query = block * self.plan.tile_m + PAIR * (cute.arch.lane_idx() % 4)
+        first_query = walk.block * self.plan.tile_m + PAIR * (cute.arch.lane_idx() % 4)
         for half in cutlass.range_constexpr(2):
             key = self.first_key + mma.first_row(self.thread) + 8 * half
-            begin, end = self.bounds.seen_by(self.tile, key, first_query)
+            begin, end = self.bounds.seen_by(walk.tile, key, first_query)
             for i in cutlass.range_constexpr(cute.size(by_row, mode=[1])):
                 column = 8 * (i // 2) + i % 2
                 visible = column >= begin

@@ -84,9 +84,8 @@ class Gradient(Fixed):
 
 
 @cute.jit
-def run(worker, group: Int32, ends):
-    """All steps of the CTA's keys; dK, not yet scaled, stays in registers."""
-    tile = worker.elements.tile
+def run(worker, tile, group: Int32, ends):
+    """All steps of a tile of keys; dK, not yet scaled, stays in registers."""
     worker.dk.fill(0.0)
     if tile.first < tile.last:
         ends.value.wait()
@@ -96,9 +95,12 @@ def run(worker, group: Int32, ends):
         ends = hand_over(worker, ends, dprobabilities)
         for _ in cutlass.range((tile.last - tile.first) * group - 1, unroll=1):
             ends = step(worker, ends)
+        ends.value.arrive()
+        ends.value.advance()
         worker.start_dk(ends.query.wait())
         mma.wait(0)
-        ends.query.arrive()
+        ends = release_query(ends)
+    return ends
 
 
 @cute.jit

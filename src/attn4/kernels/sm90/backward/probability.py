@@ -49,9 +49,8 @@ class Probability(Fixed):
 
 
 @cute.jit
-def run(worker, group: Int32, ends):
-    """All steps of the CTA's keys; dV stays in registers."""
-    tile = worker.elements.tile
+def run(worker, tile, group: Int32, ends):
+    """All steps of a tile of keys; dV stays in registers."""
     worker.dv.fill(0.0)
     if tile.first < tile.last:
         begin = first_query_block(worker.plan, tile)
@@ -63,9 +62,12 @@ def run(worker, group: Int32, ends):
         for _ in cutlass.range((tile.last - tile.first) * group - 1, unroll=1):
             walk = walk.following()
             ends = step(worker, walk, ends)
+        ends.key.arrive()
+        ends.key.advance()
         worker.start_dv(ends.dout.wait())
         mma.wait(0)
-        ends.dout.arrive()
+        ends = release_dout(ends)
+    return ends
 
 
 @cute.jit
@@ -101,7 +103,7 @@ def exponentiate(worker, walk, ends, scores, younger: cutlass.Constexpr[int]):
     mma.wait(younger)
     ends.query.arrive()
     ends.query.advance()
-    worker.elements.exponentiate(scores, worker.scale_log2, walk.block, slot)
+    worker.elements.exponentiate(scores, worker.scale_log2, walk, slot)
     ends.row_stats.advance()
     return ends
 

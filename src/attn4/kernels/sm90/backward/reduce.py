@@ -36,24 +36,37 @@ class ColumnSums(QuerySums):
 
 
 class Reduce(Fixed):
-    """What the warpgroup keeps through the kernel; CTA ``rank`` of a cluster has its share of the columns."""
+    """What the warpgroup keeps through the kernel; CTA ``rank`` of a cluster has its share of the columns.
+
+    They are cut into parts, one a product. Of an odd number the one in the middle goes to either CTA in turn,
+    by query block: what a warp adds to a block is the same for all tiles of keys.
+    """
 
     def __init__(self, plan, dtype, tiles, rank):
         self.plan = plan
         self.columns = plan.dq_columns
-        self.parts = plan.head_dim // plan.cluster // self.columns
-        self.first_part = rank * self.parts
+        self.rank = rank
         self.dq_mma = mma.tiled_product(
             dtype, 1, self.columns, mma.MN_MAJOR, mma.SHARED, a_major=mma.MN_MAJOR
         )
         self.tiles = tiles
 
+    def parts(self, block):
+        """The parts [first, last) that this CTA computes of the sums of a query block."""
+        count = self.plan.head_dim // self.columns
+        if self.plan.cluster == 1:
+            return Int32(0), Int32(count)
+        split = count // 2 + count % 2 * (1 - block % 2)
+        return self.rank * split, split + self.rank * (count - split)
+
     def start(self, slot, part):
-        """Issue dQ = dS K of a part of this CTA's columns, over all keys; returns its registers."""
+        """Issue a part of dQ = dS K over all keys; returns its registers."""
         dq = mma.accumulator(self.dq_mma, (self.plan.tile_m, self.columns))
-        self._start(dq, (slot, 0), ("key", self.first_part + part))
+        self._start(dq, (slot, 0), ("key", part))
         if self.plan.cluster > 1:
-            self._start(dq, (slot, 1), ("peer_key", part))
+            held = self.plan.buffer("peer_key").shape[1]
+            first = self.rank * (self.plan.head_dim - held) // self.columns
+            self._start(dq, (slot, 1), ("peer_key", part - first))
         return dq
 
     def _start(self, dq, dscores, key):
@@ -72,7 +85,7 @@ class Reduce(Fixed):
 
 @cute.jit
 def run(worker, tile, group: Int32, sums, ends):
-    """All steps of the CTA's keys."""
+    """All steps of a tile of keys."""
     if tile.first < tile.last:
         begin = first_query_block(worker.plan, tile)
         walk = Walk(tile, begin, Int32(0), Int32(0), begin)
@@ -83,6 +96,12 @@ def run(worker, tile, group: Int32, sums, ends):
             sums, ends = step(worker, walk, sums, ends)
             walk = walk.following()
         sums.give_turn()
+        ends.key.arrive()
+        ends.key.advance()
+        if cutlass.const_expr(worker.plan.cluster > 1):
+            ends.peer_key.arrive()
+            ends.peer_key.advance()
+    return ends
 
 
 @cute.jit
@@ -90,21 +109,22 @@ def step(worker, walk, sums, ends):
     """Compute and add dQ of a step."""
     slot = ends.dscores.wait()
     # A loop, not unrolled: ptxas would put off additions to the sums until after the next product.
-    for part in cutlass.range(worker.parts, unroll=1):
+    first, last = worker.parts(walk.block)
+    for part in cutlass.range(first, last, unroll=1):
         dq = worker.start(slot, part)
-        sums = change_turns(sums, walk, part)
+        sums = change_turns(sums, walk, part == first)
         mma.wait(0)
-        sums.add_columns(dq, walk, (worker.first_part + part) * worker.columns)
+        sums.add_columns(dq, walk, part * worker.columns)
     ends.dscores.arrive()
     ends.dscores.advance()
     return sums, ends
 
 
 @cute.jit
-def change_turns(sums, walk, part: Int32):
-    """Deterministic sums: before the first part of a step give the last turn on, and wait for the next."""
+def change_turns(sums, walk, first: cutlass.Boolean):
+    """Of deterministic sums: before the first part of a step give the last turn on, and wait for the next."""
     if cutlass.const_expr(sums.plan.deterministic):
-        if part == 0:
+        if first:
             sums.give_turn()
             sums.take_turn(walk)
     return sums

@@ -10,12 +10,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, mma, tma
+from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.channel import initialise
 from attn4.kernels.dsl.pair import Pair
 from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena, row_major_layout
 from attn4.kernels.shared.gradient_call import Copy, Gradients, GradientScalars, Workspace
-from attn4.kernels.shared.gradient_load import load
+from attn4.kernels.shared.gradient_load import load_keys, load_queries
 from attn4.kernels.shared.key_tiles import KeyBounds, count_key_tiles, find_key_tile
 from attn4.kernels.shared.query_blocks import first_block
 from attn4.kernels.shared.scheduler import Lengths
@@ -34,6 +35,26 @@ class WideCopies(Copies):
     peer_key: Copy | None = None
 
 
+class Dealt(Fixed):
+    """The tiles of keys of a cluster: all are dealt to clusters one by one, forth and back, so that none gets
+    the longest of every turn. ``plan`` has the keys of a cluster in a tile.
+    """
+
+    def __init__(self, plan, bounds, lengths):
+        self.plan = plan
+        self.bounds = bounds
+        self.lengths = lengths
+        self.rank = cute.arch.block_idx_in_cluster() if plan.cluster > 1 else 0
+        self.cluster = cute.arch.block_idx()[0] // plan.cluster
+        self.clusters = cute.arch.grid_dim()[0] // plan.cluster
+        self.turns = (count_key_tiles(plan, lengths) + self.clusters - 1) // self.clusters
+
+    def tile(self, turn):
+        """That of a turn; past the last one its ``key_block`` is negative. By one whole warp."""
+        place = self.cluster + turn % 2 * (self.clusters - 1 - 2 * self.cluster)
+        return find_key_tile(self.plan, self.bounds, self.lengths, turn * self.clusters + place)
+
+
 class WideBackward(Backward):
     """The kernels of one plan.
 
@@ -44,10 +65,12 @@ class WideBackward(Backward):
         super().__init__(plan)
         self.joint = dataclasses.replace(plan, tile_n=plan.tile_n * plan.cluster)
 
-    def grid(self, lengths, ctas):  # noqa: ARG002 - none is persistent
-        """Grid and cluster: one cluster a tile of keys."""
-        size = self.plan.cluster
-        return {"grid": [count_key_tiles(self.joint, lengths) * size, 1, 1], "cluster": [size, 1, 1]}
+    def grid(self, lengths, ctas):
+        """Grid and cluster: a cluster a tile of keys, of a persistent kernel no more than ``ctas`` CTAs."""
+        size, clusters = self.plan.cluster, count_key_tiles(self.joint, lengths)
+        if self.plan.schedule.persistent:
+            clusters = cutlass.max(cutlass.min(ctas // size, clusters), 1)
+        return {"grid": [clusters * size, 1, 1], "cluster": [size, 1, 1]}
 
     def prepared(self, operands, gradients, workspace, lengths, scalars, counter):  # noqa: ARG002
         """The kernel, to be launched; dK and dV are written by threads."""
@@ -77,62 +100,78 @@ class WideBackward(Backward):
             initialise(rings)
         cluster.synchronise()
 
-        bounds = self.bounds(scalars)
-        tile = find_key_tile(self.joint, bounds, lengths, cute.arch.block_idx()[0] // plan.cluster)
-        if tile.key_block >= 0:
-            place = (tile, bounds, cluster.rank * plan.tile_n)
-            mine = dataclasses.replace(tile, key_block=tile.key_block * plan.cluster + cluster.rank)
-            first = first_block(plan, lengths, tile.batch)
-            probabilities, differentials = plan.role("probability"), plan.role("gradient")
-            adding = plan.role("reduce")
-            if warp < probabilities.first_warp:
-                reallocate(plan, plan.role("load"))
-                if warp == 0:
-                    stats = self.row_stats(arena, workspace)
-                    ends = self.ends(rings, "load")
-                    load(plan, tile, lengths, self.operand_tiles(arena, copies), stats, ends)
-            elif warp < differentials.first_warp:
-                reallocate(plan, probabilities)
-                worker = self.probability(arena, place, scalars)
-                probability.run(worker, lengths.group, self.ends(rings, "probability"))
-                store_rows(plan, self.thread(probabilities), gradients.dv, mine, worker.dv, Float32(1.0))
-            elif warp < adding.first_warp:
-                reallocate(plan, differentials)
-                worker = self.gradient(arena, place, cluster)
-                gradient.run(worker, lengths.group, self.ends(rings, "gradient"))
-                thread, scale = self.thread(differentials), scalars.softmax_scale
-                store_rows(plan, thread, gradients.dk, mine, worker.dk, scale)
-            else:
-                reallocate(plan, adding)
-                rows = cute.domain_offset((0, first, 0), workspace.dq_sum)
-                head = tile.kv_head * lengths.group
-                sums = reduce.ColumnSums(plan, bounds, rows, head, self.thread(adding), cluster.rank)
-                worker = reduce.Reduce(plan, self.dtype, self.reduce_tiles(arena), cluster.rank)
-                reduce.run(worker, tile, lengths.group, sums, self.ends(rings, "reduce"))
+        dealt = Dealt(self.joint, self.bounds(scalars), lengths)
+        probabilities, differentials, adding = (
+            plan.role(name) for name in ("probability", "gradient", "reduce")
+        )
+        if warp < probabilities.first_warp:
+            reallocate(plan, plan.role("load"))
+            tiles = self.operand_tiles(arena, copies)
+            if warp == plan.role("load").first_warp:
+                stats, ends = self.row_stats(arena, workspace), self.ends(rings, "load")
+                for turn in cutlass.range(dealt.turns, unroll=1):
+                    ends = load_queries(plan, dealt.tile(turn), lengths, tiles, stats, ends)
+            elif warp == plan.role("load_keys").first_warp:
+                ends = self.ends(rings, "load_keys")
+                for turn in cutlass.range(dealt.turns, unroll=1):
+                    ends = load_keys(dealt.tile(turn), tiles, ends)
+        elif warp < differentials.first_warp:
+            reallocate(plan, probabilities)
+            worker, ends = self.probability(arena, dealt, scalars), self.ends(rings, "probability")
+            for turn in cutlass.range(dealt.turns, unroll=1):
+                tile = dealt.tile(turn)
+                ends = probability.run(worker, tile, lengths.group, ends)
+                self.store(probabilities, gradients.dv, tile, worker.dv, Float32(1.0))
+        elif warp < adding.first_warp:
+            reallocate(plan, differentials)
+            worker, ends = self.gradient(arena, dealt, cluster), self.ends(rings, "gradient")
+            for turn in cutlass.range(dealt.turns, unroll=1):
+                tile = dealt.tile(turn)
+                ends = gradient.run(worker, tile, lengths.group, ends)
+                self.store(differentials, gradients.dk, tile, worker.dk, scalars.softmax_scale)
+        else:
+            reallocate(plan, adding)
+            worker = reduce.Reduce(plan, self.dtype, self.reduce_tiles(arena), cluster.rank)
+            ends = self.ends(rings, "reduce")
+            for turn in cutlass.range(dealt.turns, unroll=1):
+                tile = dealt.tile(turn)
+                rows = cute.domain_offset((0, first_block(plan, lengths, tile.batch), 0), workspace.dq_sum)
+                head, thread = tile.kv_head * lengths.group, self.thread(adding)
+                sums = reduce.ColumnSums(plan, dealt.bounds, rows, head, thread, cluster.rank)
+                ends = reduce.run(worker, tile, lengths.group, sums, ends)
         if cutlass.const_expr(plan.cluster > 1):
             # Until then the others write here.
             cluster.synchronise()
 
-    def probability(self, arena, place, scalars):
+    @cute.jit
+    def store(self, role, target, tile, values, scale):
+        """Write this CTA's rows of an accumulator of ``role``."""
+        if tile.key_block >= 0:
+            rank = cute.arch.block_idx_in_cluster() if self.plan.cluster > 1 else 0
+            mine = dataclasses.replace(tile, key_block=tile.key_block * self.plan.cluster + rank)
+            store_rows(self.plan, self.thread(role), target, mine, values, scale)
+
+    def probability(self, arena, dealt, scalars):
         """What the warpgroup that makes P works with."""
-        elements, exchange = self.elements(arena, place, "probability")
+        elements, exchange = self.elements(arena, dealt, "probability")
         tiles = self.tiles(arena, "key", "query", "dout")
         return probability.Probability(elements, tiles, exchange, scalars.softmax_scale * math.LOG2_E)
 
-    def gradient(self, arena, place, cluster):
+    def gradient(self, arena, dealt, cluster):
         """What the warpgroup that makes dS works with."""
-        elements, exchange = self.elements(arena, place, "gradient")
+        elements, exchange = self.elements(arena, dealt, "gradient")
         tiles = self.tiles(arena, "value", "query", "dout", "dscores")
         sender = gradient.Sender(self.plan, arena.pointer("dscores", Int32), cluster, elements.thread)
         return gradient.Gradient(elements, tiles, exchange, sender)
 
-    def elements(self, arena, place, role: str):
+    def elements(self, arena, dealt, role: str):
         """What a role works elementwise with, and where P goes from one to the other."""
         buffer = self.plan.buffer("probabilities")
         thread = self.thread(self.plan.role(role))
         words = buffer.size // buffer.stages // WORD_BYTES // mma.GROUP_THREADS
         exchange = Exchange(arena.pointer("probabilities", Int32), words, buffer.stages, thread)
-        return Elements(self.plan, self.dtype, place, thread, self.statistics(arena)), exchange
+        keys = (dealt.bounds, dealt.rank * self.plan.tile_n)
+        return Elements(self.plan, self.dtype, keys, thread, self.statistics(arena)), exchange
 
     def reduce_tiles(self, arena):
         """What dQ is computed from."""
@@ -177,5 +216,6 @@ class WideBackward(Backward):
             rows, columns, slots = (cute.size(mode) for mode in shared.shape)
             shared, ctas = cute.local_tile(shared, (rows // size, columns, slots), (rank, 0, 0)), size
         if name == "peer_key":
-            share = (size, 1 - rank, rank)
+            parted = cute.size(shared, mode=[1]) < self.plan.head_dim
+            share = (size, 1 - rank, rank if parted else 0)
         return tma.RowTiles(copy.atom, copy.rows, shared, bounded=bounded, share=share, ctas=ctas)
