@@ -14,7 +14,6 @@ pytest.importorskip("tvm_ffi")
 
 from attn4.artifact.key import toolchain
 from planted import blackwell_backward
-from planted.blackwell import first_report
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,8 +26,8 @@ PARTS = 2
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_planted_fault_is_reported(part):
-    recording, _, _ = blackwell_backward.kernel()
-    names = list(blackwell_backward.faults())[part::PARTS]
-    plant = blackwell_backward.faults()
-    assert [name for name in names if not first_report(recording, plant[name].plant())] == []
+@pytest.mark.parametrize("kernel", blackwell_backward.KERNELS)
+def test_every_planted_fault_is_reported(kernel, part):
+    plant = blackwell_backward.faults(kernel)
+    names = list(plant)[part::PARTS]
+    assert [name for name in names if not blackwell_backward.reported(kernel, plant[name].plant())] == []
