@@ -52,6 +52,12 @@ def backward_plan(case: Case, deterministic: bool = False, arch: str = "sm_100a"
     return choose(problem, machine(arch), cta_group=1)
 
 
+def pair_plan(case: Case, *, deterministic: bool = False, dq_first: bool = False) -> Plan:
+    """The plan of pairs of CTAs on Blackwell, in either order of their products."""
+    problem = replace(case.problem(), direction="backward", deterministic=deterministic)
+    return replace(choose(problem, machine("sm_100a"), cta_group=2), dq_first=dq_first)
+
+
 def differentiate(
     case: Case,
     inputs: Inputs,
@@ -62,9 +68,10 @@ def differentiate(
     deterministic: bool = False,
     arch: str = "sm_100a",
     sms: int = 2,
+    plan: Plan | None = None,
 ) -> Run:
-    """One backward pass under ``schedule``; what is not written stays NaN."""
-    plan = backward_plan(case, deterministic, arch)
+    """One backward pass under ``schedule``; what is not written stays NaN. ``plan``: not the default one."""
+    plan = plan or backward_plan(case, deterministic, arch)
     heads, rows = inputs.q.shape[-2], inputs.q.shape[-3]
     lengths = [
         inputs.lengths.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")

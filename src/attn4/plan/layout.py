@@ -65,8 +65,9 @@ class Piece:
 def pack(space: Space, pieces: tuple[Piece, ...]) -> tuple[Buffer, ...]:
     """``pieces`` one behind the other in the order given, borrowers inside their owners.
 
-    Order tiles before small buffers and nothing is lost to alignment: a tile's size is a multiple of its
-    alignment. ``plan/channels.py`` checks the result.
+    Order tiles before small buffers and little is lost to alignment: a tile's size is a multiple of its
+    alignment, and a small buffer begins at the next multiple of ``BULK_BYTES``. ``plan/channels.py`` checks
+    the result.
     """
     placed: dict[str, Buffer] = {}
     end = 0
@@ -77,5 +78,7 @@ def pack(space: Space, pieces: tuple[Piece, ...]) -> tuple[Buffer, ...]:
             piece.name, space, piece.shape, piece.dtype, piece.stages, offset, size, piece.borrows
         )
         if piece.borrows is None:
-            end += size
+            end = offset + size
+            if space == "shared":
+                end = -(-end // BULK_BYTES) * BULK_BYTES
     return tuple(placed.values())

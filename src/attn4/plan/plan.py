@@ -132,6 +132,9 @@ class Plan:
     Of a backward pass ``column_shares`` CTAs take the same keys, each with its share of the columns of dK, dV
     and dQ. ``transposed_dq``: dQ is computed and summed transposed, in parts of head dimensions.
 
+    ``dq_first``: of a backward pass by pairs, dQ of the step before is issued before dP of this one (the
+    order of the FlashAttention-4 post), else after it, so that dP is there when P is.
+
     ``kernel`` "sort_batches" is no attention but a pre-pass of it: plan/sorting.py.
     """
 
@@ -165,6 +168,7 @@ class Plan:
     deterministic: bool = False
     column_shares: int = 1
     transposed_dq: bool = False
+    dq_first: bool = False
     kernel: KernelKind = "attention"
 
     def role(self, name: str) -> Role:
@@ -224,4 +228,4 @@ class Plan:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of the buffers; a borrowed buffer costs nothing."""
-        return sum(b.size for b in self.buffers if b.space == "shared" and b.borrows is None)
+        return max((b.offset + b.size for b in self.buffers if b.space == "shared"), default=0)

@@ -6,7 +6,7 @@ through all query heads of their group, so that dK and dV need no sums outside o
 
 A pair of CTAs (``cta_group`` 2) shares the products of 256 keys, each with half of operand B. dQ sums over
 those 256 keys, so the CTAs exchange halves of dS and each computes 64 rows of dQ: half of the reductions.
-Its dQ lies in the tail of S, because dP of this tile and dQ of the one before are alive together.
+Its dQ lies in the middle of S, because dP of this tile and dQ of the one before are alive together.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ MOST_HEAD_DIM = 128
 """Accumulators of dK and dV, S and dP fill the 512 columns of tensor memory at 128."""
 
 
+ROW_STATS = Piece(name="row_stats", shape=(2, ROWS), dtype="float32", stages=2)
+"""Per query the negated log-sum-exp in log2 units, and dlse - rowsum(O dO)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What decides a backward plan's storage."""
@@ -57,7 +61,7 @@ def backward(problem: Problem, machine: Machine, cta_group: int) -> Plan:
     """The backward plan of ``problem`` on a Blackwell ``machine``, in groups of ``cta_group`` CTAs."""
     mask = problem.mask.kind
     layout = Layout(padded(problem.head_dim), padded(problem.head_dim_v), problem.dtype, cta_group)
-    pieces = (*single_pieces(layout), *small_pieces(layout)) if cta_group == 1 else pair_pieces(layout)
+    pieces = (*single_pieces(layout), ROW_STATS) if cta_group == 1 else pair_pieces(layout)
     channels = backward_channels(layout, pieces)
     words = (
         Piece(name="barriers", shape=(barrier_count(channels),), dtype="int64"),
@@ -102,10 +106,16 @@ def backward_schedule(problem: Problem) -> Schedule:
 def backward_roles(cta_group: int) -> tuple[Role, ...]:
     """Warpgroups for dQ and for the elementwise work; registers are 512 for each lane of a warp."""
     pair = cta_group == 2
-    reduce, compute, other = (136, 136, 104) if pair else (104, 152, 104)
+    reduce, compute, other = 104, 152, 104
     rest = (
         (
-            Role("relay", 14, 1, other, "tells the leader that the peer's half of dS has arrived"),
+            Role(
+                "relay",
+                14,
+                1,
+                other,
+                "sends half of dS to the peer, and tells the leader that its half has come",
+            ),
             Role("idle", 15, 1, other, "completes the warpgroup"),
         )
         if pair
@@ -148,7 +158,11 @@ def single_pieces(layout: Layout) -> tuple[Piece, ...]:
 
 
 def pair_pieces(layout: Layout) -> tuple[Piece, ...]:
-    """Tiles of one CTA of a pair: B is split by rows here and by columns there, so Q, dO and K come twice."""
+    """Tiles of one CTA of a pair: B is split by rows here and by columns there, so Q, dO and K come twice.
+
+    ``dscores_shared`` has all keys of the pair, and of the queries the half whose dQ this CTA computes; the
+    other half of its own keys leaves from ``dscores_peer``. dK and dV leave through the storage of K and V.
+    """
     d, dv = layout.head_dim, layout.head_dim_v
     columns, slots = DQ_COLUMNS[2]
     return (
@@ -159,26 +173,22 @@ def pair_pieces(layout: Layout) -> tuple[Piece, ...]:
         layout.tile("query_columns", ROWS, d // 2),
         layout.tile("dout", ROWS // 2, dv),
         layout.tile("dout_columns", ROWS, dv // 2),
-        layout.tile("dscores_shared", ROWS // 2, 2 * ROWS),
-        layout.tile("dscores_peer", ROWS // 2, ROWS),
+        layout.tile("dscores_shared", 2 * ROWS, HALF),
+        layout.tile("dscores_peer", ROWS, HALF),
         Piece(name="dq_slice", shape=(ROWS, columns), dtype="float32", stages=slots),
-        *small_pieces(layout),
+        ROW_STATS,
         Piece(name="dk_out", shape=(ROWS, d), dtype=layout.dtype, borrows="key"),
         Piece(name="dv_out", shape=(ROWS, dv), dtype=layout.dtype, borrows="value"),
     )
 
 
-def small_pieces(layout: Layout) -> tuple[Piece, ...]:
-    """Per query the negated log-sum-exp in log2 units, and dlse - rowsum(O dO)."""
-    stages = 2 if layout.cta_group == 1 else 1
-    return (Piece(name="row_stats", shape=(2, ROWS), dtype="float32", stages=stages),)
-
-
 def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
     """S, dV, dP, dK own columns; P, dS and dQ borrow as far as they must.
 
-    A CTA by itself keeps each half of the queries of P and dS in the half of S and dP that the same
-    warpgroup has read: nobody overwrites what the other warpgroup still has to read.
+    Each half of the queries of P and dS lies in the half of S and dP that the same warpgroup has read:
+    nobody overwrites what the other warpgroup still has to read. Of a pair the halves of P are at both ends,
+    and dQ, whose columns must follow each other, is in the middle. It takes half as many columns there: lanes
+    64 to 127 hold the second half of the columns of its 64 rows.
     """
     own = {
         name: Piece(name=name, shape=(ROWS, columns), dtype="float32")
@@ -189,20 +199,17 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
             ("dk", layout.head_dim),
         )
     }
-
     pair = layout.cta_group == 2
 
-    def operand(name: str, owner: str) -> tuple[Piece, ...]:
+    def operand(name: str, owner: str, second: int) -> tuple[Piece, ...]:
         borrows = None if layout.dedicated else owner
-        if pair:
-            return (Piece(name=name, shape=(ROWS, ROWS), dtype=layout.dtype, borrows=borrows),)
         return tuple(
             Piece(
                 name=f"{name}{half}",
                 shape=(ROWS, HALF),
                 dtype=layout.dtype,
                 borrows=borrows,
-                at=0 if borrows is None else half * HALF,
+                at=0 if borrows is None else half * second,
             )
             for half in range(2)
         )
@@ -212,19 +219,26 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
         shape=(ROWS // layout.cta_group, layout.head_dim),
         dtype="float32",
         borrows="scores" if pair else "dprobabilities",
-        at=ROWS // 2 if pair else 0,
+        at=HALF // 2 if pair else 0,
     )
-    return (*own.values(), *operand("probabilities", "scores"), *operand("dscores", "dprobabilities"), dq)
+    return (
+        *own.values(),
+        *operand("probabilities", "scores", ROWS - HALF // 2 if pair else HALF),
+        *operand("dscores", "dprobabilities", HALF),
+        dq,
+    )
 
 
 def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channel, ...]:
     """Who hands what to whom; counts are in warps (see plan/channels.py).
 
-    P and dS need no barrier of their own to come back: products complete in the order of issue, so the next
-    S is full only after dV += P^T dO has read P, the next dP only after dK and dQ have read dS, and both are
-    waited for by the role that writes there. dQ has one, as the next dP overwrites it. K and V arrive once.
-    Statistics of a CTA by itself have as many slots as Q and come after it: a slot of Q that is free says
-    that dK of two steps ago is complete, and so its dS was there, for which the statistics had been read.
+    P and dS in tensor memory need no barrier of their own to come back: products complete in the order of
+    issue, so the next S is full only after dV += P^T dO has read P, the next dP only after dK and dQ have
+    read dS, and both are waited for by the role that writes there. dQ has one, as what lies there next
+    overwrites it, and of a pair so has dS in shared memory, which dQ reads while the next dP is full. K and V
+    arrive once. Statistics have two slots, and come after the slot of Q, of a pair that of its columns, of
+    the step before: it is free when dK of two steps ago is complete, and so its dS was there, for which the
+    statistics had been read.
     """
     pair = layout.cta_group
     by_name = {piece.name: piece for piece in pieces}
@@ -234,36 +248,39 @@ def backward_channels(layout: Layout, pieces: tuple[Piece, ...]) -> tuple[Channe
         size = stage_size("shared", piece.shape, piece.dtype) * (pair if consumer == "mma" else 1)
         return Channel(name, "tma", name, piece.stages, "load", (consumer,), 1, empty, size)
 
-    # Two halves with columns of another buffer between them have no name together.
-    stored = "probabilities" if pair == 2 else None
     once = [load(name, "mma", 0) for name in ("key", "value", "key_columns") if name in by_name]
     each = [
         load(name, "mma", 1) for name in ("query", "query_columns", "dout", "dout_columns") if name in by_name
     ]
-    channels = [
+    warps = COMPUTE_WARPS * pair
+    return (
         *once,
         *each,
-        load("row_stats", "compute", 0 if pair == 1 else COMPUTE_WARPS),
+        load("row_stats", "compute", 0),
         Channel("scores", "mma", "scores", 1, "mma", ("compute",), 1, 0),
-        Channel("probabilities", "thread", stored, 1, "compute", ("mma",), COMPUTE_WARPS * pair, 0),
+        # Two halves with columns of another buffer between them have no name together.
+        Channel("probabilities", "thread", None, 1, "compute", ("mma",), warps, 0),
         Channel("dprobabilities", "mma", "dprobabilities", 1, "mma", ("compute",), 1, 0),
-        Channel(
-            "dscores", "thread", "dscores_shared", 1, "compute", ("mma",), COMPUTE_WARPS * pair, pair - 1
-        ),
+        Channel("dscores", "thread", "dscores_shared", 1, "compute", ("mma",), warps, pair - 1),
+        *(exchange(by_name["dscores_peer"]) if pair == 2 else ()),
         Channel("dq", "mma", "dq", 1, "mma", ("reduce",), 1, 4 * pair),
         Channel("dq_slice", "named", None, 1, "reduce", ("reduce",), 128, 0),
         Channel("dv", "mma", "dv", 1, "mma", ("compute",), 1, 0),
         Channel("dk", "mma", "dk", 1, "mma", ("compute",), 1, 0),
-    ]
-    if pair == 1:
-        channels += [
+        *(
             Channel(name, "thread", name, 1, "compute", ("load",), COMPUTE_WARPS, 0)
             for name in ("dv_out", "dk_out")
-        ]
-    if pair == 2:
-        half = stage_size("shared", by_name["dscores_peer"].shape, layout.dtype)
-        channels += [
-            Channel("dscores_peer", "tma", "dscores_peer", 1, "compute", ("relay",), 1, 0, half),
-            Channel("dscores_whole", "thread", "dscores_shared", 1, "relay", ("mma",), pair, 0),
-        ]
-    return tuple(channels)
+        ),
+    )
+
+
+def exchange(half: Piece) -> tuple[Channel, ...]:
+    """How the halves of dS change sides: a CTA's own dS is there; the peer's half has come; both CTAs have
+    both. The first two end in the relay of one CTA, which says the third to the leader.
+    """
+    size = stage_size("shared", half.shape, half.dtype)
+    return (
+        Channel("dscores_own", "thread", half.name, 1, "compute", ("relay",), COMPUTE_WARPS, 0),
+        Channel("dscores_peer", "tma", half.name, 1, "relay", ("relay",), 1, 0, size),
+        Channel("dscores_whole", "thread", None, 1, "relay", ("mma",), 2, 0),
+    )

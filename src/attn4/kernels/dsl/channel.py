@@ -5,6 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass._mlir.dialects.nvvm import MemScopeKind
 
 from attn4.kernels.dsl.carried import Carried, Fixed
 
@@ -13,19 +14,21 @@ class Ring(Fixed):
     """The barriers of one channel: ``stages`` full ones from ``barriers`` on, then as many empty ones.
 
     A channel without empty arrivals has no empty barriers: its slot comes back with another channel.
-    ``number`` counts the CTA's barriers before it. ``pair``: the CTAs that it connects.
+    ``number`` counts the CTA's barriers before it. ``pair``: the CTAs that it connects; ``returns``: those
+    to whose leader a slot comes back.
     """
 
-    def __init__(self, channel, barriers, number: int, pair):
+    def __init__(self, channel, barriers, number: int, pair, returns):
         self.channel = channel
         self.barriers = barriers
         self.number = number
         self.pair = pair
+        self.returns = returns
 
     def beside(self, other: Ring, tile):
         """This ring for a ``tile`` of 0 and ``other``, whose counts are the same, for 1."""
         barriers = self.barriers + tile * (other.number - self.number)
-        return Ring(self.channel, barriers, self.number, self.pair)
+        return Ring(self.channel, barriers, self.number, self.pair, self.returns)
 
     def initialise(self):
         """Set the arrive counts that the plan declares; by one thread, before any other use."""
@@ -131,6 +134,13 @@ class Producer(End):
             )
 
     @cute.jit
+    def publish(self):
+        """As ``signal``, of shared memory of either CTA of a pair."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            self.ring.pair.arrive(self.barrier, MemScopeKind.CLUSTER)
+
+    @cute.jit
     def commit(self):
         """Hand over a slot when the products that this warp has issued are complete."""
         with cute.arch.elect_one():
@@ -165,13 +175,20 @@ class Consumer(End):
                 cute.arch.mbarrier_arrive(self.ring.empty(self.index) + after, lane)
         else:
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(self.ring.empty(self.index) + after)
+                self.ring.returns.arrive(self.ring.empty(self.index) + after)
 
     @cute.jit
     def arrive_together(self):
         """All lanes of this warp have read the slot."""
         cute.arch.sync_warp()
         self.arrive()
+
+    @cute.jit
+    def announce(self):
+        """Say how many bytes the peer will send; by one warp."""
+        with cute.arch.elect_one():
+            count = self.ring.channel.transaction_bytes
+            cute.arch.mbarrier_arrive_and_expect_tx(self.ring.full(self.index), count)
 
     @cute.jit
     def release(self, slot):

@@ -2,6 +2,7 @@
 
 What the multiplying warp waits for is said at the leader's barriers; what it says is said at the barriers
 of both, at the same offset of their shared memory. A ring between roles of one CTA is that of a CTA alone.
+Copies from one to the other's shared memory report to the other's barriers.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Pair(Fixed):
         """Whether ``chosen`` holds in the leader."""
         return chosen if self.size == 1 else cutlass.and_(chosen, self.rank == LEADER)
 
-    def arrive(self, barrier):
+    def arrive(self, barrier, scope=None):
         """Arrive at the leader's ``barrier``; by one thread."""
-        # Not in the scope of the cluster, which is a MEMBAR before every arrival: what these hand over is
-        # tensor memory, ordered by tcgen05.fence.
-        cute.arch.mbarrier_arrive(barrier, LEADER if self.size > 1 else None)
+        # Not in the scope of the cluster, which is a MEMBAR before every arrival: what most of these hand
+        # over is tensor memory, ordered by tcgen05.fence.
+        cute.arch.mbarrier_arrive(barrier, LEADER if self.size > 1 else None, scope=scope)
 
     def commit(self, barrier):
         """Arrive at every CTA's ``barrier`` when this thread's products are complete; by one thread."""

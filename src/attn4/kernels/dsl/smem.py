@@ -52,11 +52,11 @@ class Arena(Fixed):
         shape = self.plan.buffer(f"{name}0").shape
         return cute.make_tensor(pointer, cute.make_layout(shape, stride=(shape[1], 1)))
 
-    def tile(self, name: str, layout, dtype, at: int = 0):
-        """The buffer ``name`` from byte ``at`` on as a tensor with the swizzle of ``layout`` moved into its
-        pointer.
+    def tile(self, name: str, layout, dtype, at=0):
+        """The buffer ``name`` from byte ``at`` on, a multiple of ``ALIGNMENT``, as a tensor with the swizzle
+        of ``layout`` moved into its pointer.
         """
-        start = self.base + (self.plan.buffer(name).offset + at)
+        start = (self.base + (self.plan.buffer(name).offset + at)).align(ALIGNMENT)
         return cute.make_tensor(cute.recast_ptr(start, layout.inner, dtype=dtype), layout.outer)
 
     def rings(self, pair=None) -> dict[str, Ring]:
@@ -68,7 +68,14 @@ class Arena(Fixed):
         for channel in self.plan.channels:
             if channel.kind != "named":
                 crossing = pair is not None and self.plan.crosses(channel)
-                rings[channel.name] = Ring(channel, pointer + number, number, pair if crossing else alone)
+                returns = crossing and self.plan.role(channel.producer).leader_only
+                rings[channel.name] = Ring(
+                    channel,
+                    pointer + number,
+                    number,
+                    pair if crossing else alone,
+                    pair if returns else alone,
+                )
                 number += channel.stages * (1 + (channel.empty_arrivals > 0))
         return rings
 

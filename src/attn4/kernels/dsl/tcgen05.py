@@ -28,15 +28,16 @@ def tiled_product(dtype, shape, b_major, a_source, cta_group: int = 1, a_major=K
     return make_trivial_tiled_mma(dtype, dtype, a_major, b_major, Float32, GROUPS[cta_group], shape, a_source)
 
 
-def shared_product(dtype, shape, b_major, a_source, cta_group: int):
+def shared_product(dtype, shape, b_major, a_source, cta_group: int, a_major=K_MAJOR):
     """A product whose CTAs have ``shape`` (rows, columns) of the result each, and how one CTA's operands in
     shared memory are cut up.
 
     Of a pair each CTA holds operand A of its own rows, and operand B of half of the columns.
     """
     rows, columns = shape
-    whole = tiled_product(dtype, (rows * cta_group, columns), b_major, a_source, cta_group)
-    return whole, tiled_product(dtype, (rows, columns // cta_group), b_major, a_source).get_slice(0)
+    whole = tiled_product(dtype, (rows * cta_group, columns), b_major, a_source, cta_group, a_major)
+    mine = tiled_product(dtype, (rows, columns // cta_group), b_major, a_source, a_major=a_major)
+    return whole, mine.get_slice(0)
 
 
 @cute.jit

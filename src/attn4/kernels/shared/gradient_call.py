@@ -10,9 +10,15 @@ from cutlass import Float32, Int32
 from attn4.kernels.dsl import tma
 from attn4.kernels.dsl.carried import Bundle
 from attn4.kernels.dsl.channel import Consumer, Producer
+from attn4.kernels.dsl.pair import LEADER
 from attn4.kernels.shared.call import TileKernel
 from attn4.kernels.shared.gradient_load import RowStats
 from attn4.kernels.shared.key_tiles import KeyBounds
+
+OPERANDS = ("query", "key", "value", "dout")
+
+COLUMNS = "_columns"
+"""What the names of buffers end with that hold half of an operand's columns."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class BackwardKernel(TileKernel):
     def bounds(self, scalars: GradientScalars) -> KeyBounds:
         """Which queries see a key."""
         plan = self.plan
-        return KeyBounds(plan.mask, plan.tile_m, plan.tile_n, scalars.window_left, scalars.window_right)
+        sides = scalars.window_left, scalars.window_right
+        return KeyBounds(plan.mask, plan.tile_m, plan.tile_n, *sides, plan.cta_group)
 
     def operand_copies(self, query, key, value, dout) -> dict[str, Copy]:
         """The copies of Q, K, V and dO, (rows, dim, heads, batch), into shared memory."""
@@ -83,22 +90,41 @@ class BackwardKernel(TileKernel):
         if self.bounded_keys:
             key, value = tma.bounded_rows(key), tma.bounded_rows(value)
         operands = {"query": query, "key": key, "value": value, "dout": dout}
-        return {name: Copy(*self.atom(name, rows)) for name, rows in operands.items()}
+        return {
+            name: Copy(*self.atom(name, operands[name.removesuffix(COLUMNS)])) for name in self.operand_slots
+        }
 
-    def operand_tiles(self, arena, copies) -> dict[str, tma.RowTiles]:
-        """The copies of Q, K, V and dO into their slots."""
+    @property
+    def operand_slots(self) -> list[str]:
+        """The buffers of Q, K, V and dO, of a pair also those that hold half of their columns."""
+        names = [buffer.name for buffer in self.plan.buffers]
+        return [*OPERANDS, *(name + COLUMNS for name in OPERANDS if name + COLUMNS in names)]
+
+    def share(self, name: str, rank):
+        """What CTA ``rank`` of its group holds of an operand; see `tma.RowTiles`."""
+        if name in ("key", "value"):
+            return 1, 0, 0
+        return (1, 0, rank) if name.endswith(COLUMNS) else (self.plan.cta_group, rank, 0)
+
+    def operand_tiles(self, arena, copies, rank=LEADER) -> dict[str, tma.RowTiles]:
+        """The copies of Q, K, V and dO into their slots, by CTA ``rank`` of its group."""
         bounded = {
             "query": self.bounded_queries,
             "dout": self.bounded_queries,
             "key": self.bounded_keys,
             "value": self.bounded_keys,
         }
-        return {name: self.copy_tiles(arena, copies, name, ends) for name, ends in bounded.items()}
+        return {
+            name: self.copy_tiles(
+                arena, copies, name, bounded[name.removesuffix(COLUMNS)], self.share(name, rank)
+            )
+            for name in self.operand_slots
+        }
 
-    def copy_tiles(self, arena, copies, name: str, bounded: bool) -> tma.RowTiles:
+    def copy_tiles(self, arena, copies, name: str, bounded: bool, share=(1, 0, 0)) -> tma.RowTiles:
         """The copies between a tensor and the slots of ``name``."""
         copy = getattr(copies, name)
-        return tma.RowTiles(copy.atom, copy.rows, self.tile(arena, name), bounded=bounded)
+        return tma.RowTiles(copy.atom, copy.rows, self.tile(arena, name), bounded=bounded, share=share)
 
     def statistics(self, arena):
         """Slots of the statistics of query blocks: (rows, LSE or delta, slots)."""

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import tma
+from attn4.kernels.dsl.pair import launch_shape
 from attn4.kernels.shared.gradient_call import BackwardKernel, Gradients, GradientScalars, Results, Workspace
 from attn4.kernels.shared.key_tiles import count_key_tiles
 from attn4.kernels.shared.postprocess import Postprocess
@@ -23,8 +24,9 @@ class GradientPass(BackwardKernel):
         """Grid and cluster: a CTA for each tile of keys and share of columns, of a persistent kernel no more
         than ``ctas``.
         """
-        tiles = count_key_tiles(self.plan, lengths) * self.plan.column_shares
-        return {"grid": [cutlass.min(ctas, tiles) if self.plan.schedule.persistent else tiles, 1, 1]}
+        plan = self.plan
+        tiles = count_key_tiles(plan, lengths) * plan.column_shares * plan.cta_group
+        return launch_shape(cutlass.min(ctas, tiles) if plan.schedule.persistent else tiles, plan.cta_group)
 
     @cute.jit
     def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments

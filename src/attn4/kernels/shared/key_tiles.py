@@ -46,6 +46,10 @@ class KeyTile:
         names = (field.name for field in fields(self))
         return KeyTile(**{name: cute.arch.make_warp_uniform(getattr(self, name)) for name in names})
 
+    def of_cta(self, ctas: int, rank) -> KeyTile:
+        """What CTA ``rank`` of a group has of this tile of the whole group."""
+        return dataclasses.replace(self, key_block=self.key_block * ctas + rank)
+
 
 def first_query_block(plan, tile):
     """Where the steps of a tile, or of each query head of its group, begin."""
@@ -65,6 +69,8 @@ def following_query_block(tile, block):
 class KeyBounds:
     """Which queries see a key: query i sees key j if i - left <= j - shift <= i + right, where shift is the
     number of keys less that of queries. A causal mask is a right bound of 0.
+
+    ``ctas`` of a group have blocks that follow each other, and visit the query blocks of all.
     """
 
     kind: str
@@ -72,6 +78,12 @@ class KeyBounds:
     tile_n: int
     left: Int32
     right: Int32
+    ctas: int = 1
+
+    @property
+    def together(self) -> int:
+        """Keys of the CTAs that take the same steps."""
+        return self.tile_n * self.ctas
 
     def begin_query(self, key, q_len, k_len):
         """The first query that sees ``key``; may be negative."""
@@ -84,9 +96,9 @@ class KeyBounds:
 
     @cute.jit
     def visited(self, key_block, k_len, q_len):
-        """Query blocks [first, last) that see some key of the block; first = last if none does."""
-        first_key = key_block * self.tile_n
-        last_key = cutlass.min(first_key + self.tile_n, k_len) - 1
+        """Query blocks [first, last) that see some key of a group's block; first = last if none does."""
+        first_key = key_block * self.together
+        last_key = cutlass.min(first_key + self.together, k_len) - 1
         begin, end = Int32(0), q_len
         if cutlass.const_expr(self.kind != "full"):
             begin = cutlass.max(self.begin_query(first_key, q_len, k_len), 0)
@@ -122,7 +134,8 @@ class KeyBounds:
             if cutlass.const_expr(self.kind == "window"):
                 seen = seen + self.right
             end = cutlass.min(seen, end)
-        return (cutlass.max(end, 0) + self.tile_n - 1) // self.tile_n - 1 - tile.key_block
+        mine = tile.key_block // self.ctas if self.ctas > 1 else tile.key_block
+        return (cutlass.max(end, 0) + self.together - 1) // self.together - 1 - mine
 
     @cute.jit
     def seen_by(self, tile, key, first_query: Int32):
@@ -155,7 +168,7 @@ def mask_queries(values, bounds: cutlass.Constexpr, tile, key, first_query: Int3
 
 
 def transposed_plan(plan):
-    """``plan`` with queries and keys exchanged, as far as tiles are concerned.
+    """``plan`` with queries and keys exchanged, as far as tiles are concerned: those of a group are one.
 
     The longest rows of queries are the last ones, the longest of keys the first.
     """
@@ -165,7 +178,8 @@ def transposed_plan(plan):
     return dataclasses.replace(
         plan,
         schedule=schedule,
-        tile_m=plan.tile_n,
+        tile_m=plan.tile_n * plan.cta_group,
+        cta_group=1,
         tile_n=plan.tile_m,
         cu_seqlens_q=plan.cu_seqlens_k,
         cu_seqlens_k=plan.cu_seqlens_q,
@@ -219,6 +233,7 @@ def key_tile(record) -> KeyTile:
 def count_key_tiles(plan, lengths):
     """At least as many as there are, so that a grid of them leaves none out; on the host."""
     heads = lengths.heads // lengths.group
+    together = plan.tile_n * plan.cta_group
     if plan.cu_seqlens_k:
-        return (lengths.rows_k // plan.tile_n + lengths.batch + 1) * heads
-    return (lengths.rows_k + plan.tile_n - 1) // plan.tile_n * heads * lengths.batch
+        return (lengths.rows_k // together + lengths.batch + 1) * heads
+    return (lengths.rows_k + together - 1) // together * heads * lengths.batch

@@ -13,7 +13,11 @@ or, where dQ is transposed, queries.
 
 
 def sum_layout(plan):
-    """Offset of element (row, column) within the sums of a block of queries."""
+    """Offset of element (row, column) within the sums of a block of queries.
+
+    Each CTA of a pair has the sums of half the rows behind one another, and in its lower and upper lanes
+    the two halves of their columns.
+    """
     if plan.transposed_dq:
         rows = plan.head_dim // plan.dq_parts
         return cute.make_layout(
@@ -21,8 +25,14 @@ def sum_layout(plan):
             stride=((1, GROUP * rows), (GROUP, plan.tile_m * rows)),
         )
     if any(buffer.space == "tensor" for buffer in plan.buffers):
+        if plan.cta_group == 1:
+            return cute.make_layout(
+                (plan.tile_m, (GROUP, plan.head_dim // GROUP)), stride=(GROUP, (1, GROUP * plan.tile_m))
+            )
+        rows = plan.tile_m // 2
         return cute.make_layout(
-            (plan.tile_m, (GROUP, plan.head_dim // GROUP)), stride=(GROUP, (1, GROUP * plan.tile_m))
+            ((rows, 2), (GROUP, plan.head_dim // (2 * GROUP), 2)),
+            stride=((GROUP, rows * plan.head_dim), (1, GROUP * plan.tile_m, GROUP * rows)),
         )
     names = ("differentiate", "reduce")
     adding = next(role for role in plan.roles if role.name in names)

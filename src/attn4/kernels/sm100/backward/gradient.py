@@ -1,7 +1,8 @@
 """The computing role: probabilities again from scores, the gradient of scores, and dK and dV rounded.
 
 A thread has a key, and half of the queries of a step. What it stores for the products lies in columns that
-it has read, so the two warpgroups never wait for each other.
+it has read, so the two warpgroups never wait for each other. Of a pair of CTAs one warpgroup's half of dS is
+for this CTA's dQ, the other's for the peer's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class KeyGradient(Fixed):
     """Where scores, their gradients and results of a thread's key lie.
 
     ``half`` is which half of the queries, ``key`` the row of the tile. ``row_stats`` are the negated
-    statistics of queries, (rows, LSE or delta, slots) in shared memory.
+    statistics of queries, (rows, LSE or delta, slots) in shared memory; ``dscores_shared`` is where dS goes
+    there, (keys, queries), of a pair only those of the half.
     """
 
     def __init__(self, plan, bounds, scalars, shared, tensor, thread):
@@ -43,6 +45,7 @@ class KeyGradient(Fixed):
         self.queries = plan.tile_m // 2
         self.half = thread // tensor_memory.LANES
         self.key = thread % tensor_memory.LANES
+        self.first_query = self.half * self.queries if plan.cta_group == 1 else 0
         self.scores = tensor.lanes("scores", self.half * self.queries)
         self.dprobabilities = tensor.lanes("dprobabilities", self.half * self.queries)
         self.probability_words = self.words("probabilities")
@@ -104,12 +107,15 @@ class KeyGradient(Fixed):
 
     @cute.jit
     def store_dscores(self, probabilities, slot):
-        """The gradient dS = P (dP - delta), rounded, for dK in tensor memory and for dQ in shared memory."""
+        """The gradient dS = P (dP - delta), rounded, for dK in tensor memory and for dQ in shared memory: of
+        a pair later, from what is returned.
+        """
+        rounded = cute.make_rmem_tensor(self.queries // 2, Int32)
         for first in cutlass.range_constexpr(0, self.queries, PIECE):
             values = cute.make_rmem_tensor(PIECE, Float32)
             self.read(self.dprobabilities, first, values)
             tensor_memory.wait_loads()
-            words = cute.make_rmem_tensor(PIECE // 2, Int32)
+            words = piece_of(rounded, first // PIECE, PIECE // 2)
             for pair in cutlass.range_constexpr(PIECE // 2):
                 at = 2 * pair
                 if cutlass.const_expr(at % STATS == 0):
@@ -123,9 +129,17 @@ class KeyGradient(Fixed):
                 words[pair] = math.pack(low, high, self.dtype)
             stored = cute.recast_tensor(words, Float32)
             tensor_memory.store(stored, self.dscore_words, first // 2, self.key)
-            row = cute.zipped_divide(self.dscores_shared[None, None, 0], (1, PIECE))
-            target = row[(0, None), (self.key, (self.half * self.queries + first) // PIECE)]
-            cute.autovec_copy(cute.recast_tensor(words, self.dtype), target)
+            if cutlass.const_expr(self.plan.cta_group == 1):
+                self.share_dscores(rounded, first)
+        return rounded
+
+    @cute.jit
+    def share_dscores(self, rounded, first: cutlass.Constexpr[int]):
+        """Copy the piece of ``rounded`` dS from query ``first`` of the half on to shared memory."""
+        words = piece_of(rounded, first // PIECE, PIECE // 2)
+        row = cute.zipped_divide(self.dscores_shared, (1, PIECE))
+        target = row[(0, None), (self.key, (self.first_query + first) // PIECE)]
+        cute.autovec_copy(cute.recast_tensor(words, self.dtype), target)
 
     @cute.jit
     def stage(self, name: cutlass.Constexpr, factor, exists):
@@ -150,6 +164,11 @@ class KeyGradient(Fixed):
             cute.autovec_copy(cute.recast_tensor(words, self.dtype), target)
 
 
+def piece_of(registers, number: int, size: int):
+    """Registers ``number * size`` on, as many as ``size``."""
+    return cute.make_tensor(registers.iterator + number * size, cute.make_layout(size))
+
+
 @cute.jit
 def differentiate(tile, group: Int32, gradient, ends):
     """Every step, then the results."""
@@ -165,6 +184,9 @@ def differentiate(tile, group: Int32, gradient, ends):
         gradient.stage("dk" if name else "dv", gradient.softmax_scale if name else Float32(1.0), exists)
         cute.arch.fence_view_async_shared()
         (ends.dk_out if name else ends.dv_out).signal()
+    if cutlass.const_expr(gradient.plan.cta_group > 1):
+        # The leader's last commit still arrives here.
+        ends.dscores.acquire()
 
 
 @cute.jit
@@ -184,12 +206,27 @@ def step(gradient, tile, block: Int32, ends):
     ends.dprobabilities.wait()
     ends.dprobabilities.advance()
     tensor_memory.after_wait()
-    if cutlass.const_expr(gradient.plan.channel("dscores").empty_arrivals > 0):
-        ends.dscores.acquire()
-    gradient.store_dscores(values, slot)
+    if cutlass.const_expr(gradient.plan.cta_group > 1):
+        ends = hand_to_relay(gradient, gradient.store_dscores(values, slot), ends)
+    else:
+        if cutlass.const_expr(gradient.plan.channel("dscores").empty_arrivals > 0):
+            ends.dscores.acquire()
+        gradient.store_dscores(values, slot)
     tensor_memory.wait_stores()
     tensor_memory.before_arrive()
     cute.arch.fence_view_async_shared()
     ends.dscores.signal()
     ends.dscores.advance()
+    return ends
+
+
+@cute.jit
+def hand_to_relay(gradient, rounded, ends):
+    """Of a pair: dS in shared memory, once dQ of the step before has read what was there."""
+    ends.dscores.acquire()
+    for first in cutlass.range_constexpr(0, gradient.queries, PIECE):
+        gradient.share_dscores(rounded, first)
+    cute.arch.fence_view_async_shared()
+    ends.dscores_own.signal()
+    ends.dscores_own.advance()
     return ends

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import tma
 from attn4.kernels.dsl.carried import Bundle
 from attn4.kernels.dsl.channel import Consumer, initialise
+from attn4.kernels.dsl.pair import LEADER, Pair
 from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena
-from attn4.kernels.dsl.tensor_memory import TensorArena
+from attn4.kernels.dsl.tensor_memory import LANES, TensorArena
 from attn4.kernels.shared.gradient_call import Copy, GradientScalars, Workspace
 from attn4.kernels.shared.gradient_load import load
 from attn4.kernels.shared.gradient_pass import GradientPass
@@ -22,13 +24,16 @@ from attn4.kernels.shared.scheduler import Lengths
 from attn4.kernels.shared.sums import GROUP
 from attn4.kernels.sm100.backward.gradient import KeyGradient, differentiate
 from attn4.kernels.sm100.backward.mma import Products, multiply
+from attn4.kernels.sm100.backward.pair_load import load_in_pair
+from attn4.kernels.sm100.backward.pair_mma import multiply_in_pair
 from attn4.kernels.sm100.backward.reduce import Slices, reduce
+from attn4.kernels.sm100.backward.relay import Exchange, relay
 from attn4.kernels.sm100.backward.store import store
 
 
 @dataclass(frozen=True)
 class Copies:
-    """The six bulk copies."""
+    """The bulk copies; of a pair three operands come twice, split by rows and by columns."""
 
     query: Copy
     key: Copy
@@ -36,6 +41,9 @@ class Copies:
     dout: Copy
     dk_out: Copy
     dv_out: Copy
+    query_columns: Copy | None = None
+    key_columns: Copy | None = None
+    dout_columns: Copy | None = None
 
 
 class Backward(GradientPass):
@@ -59,65 +67,96 @@ class Backward(GradientPass):
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         arena = Arena(plan)
-        rings = arena.rings()
+        pair = Pair(plan.cta_group)
+        rings = arena.rings(pair)
         tensor = TensorArena(plan, arena.pointer("tensor_address", Int32))
         multiplying = plan.role("mma").first_warp
         if warp == multiplying:
             initialise(rings)
             tensor.allocate()
-        cute.arch.sync_threads()
+        pair.synchronise()
         tensor.open()
 
         bounds = self.bounds(scalars)
-        tile = find_key_tile(plan, bounds, lengths, cute.arch.block_idx()[0]).uniform()
+        number = cute.arch.block_idx()[0]
+        if cutlass.const_expr(plan.cta_group > 1):
+            number = number // plan.cta_group
+        tile = find_key_tile(plan, bounds, lengths, number).of_cta(plan.cta_group, pair.rank).uniform()
         group = lengths.group
         if tile.key_block >= 0:
             first = first_block(plan, lengths, tile.batch)
             role = plan.role("reduce")
             if warp < role.warps:
                 reallocate(plan, role)
-                slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role))
+                slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role), pair.rank)
                 sums = cute.domain_offset((0, first, 0), workspace.dq_sum)
                 reduce(tile, bounds, group, sums, slices, self.ends(rings, "reduce"))
             role = plan.role("compute")
             if warp >= role.first_warp and warp < role.first_warp + role.warps:
                 reallocate(plan, role)
-                gradient = KeyGradient(plan, bounds, scalars, self.shared(arena), tensor, self.thread(role))
+                memory = self.shared(arena, self.thread(role), pair.rank)
+                gradient = KeyGradient(plan, bounds, scalars, memory, tensor, self.thread(role))
                 differentiate(tile, group, gradient, self.ends(rings, "compute"))
             if warp >= multiplying:
                 reallocate(plan, plan.role("mma"))
-            if warp == multiplying:
-                names = ("key", "value", "query", "dout", "dscores_shared")
-                products = Products(plan, self.dtype, [self.tile(arena, name) for name in names], tensor)
-                multiply((tile.last - tile.first) * group, products, self.mma_ends(rings))
+            steps = (tile.last - tile.first) * group
+            if pair.leads(warp == multiplying):
+                names = (*self.operand_slots, "dscores_shared")
+                operands = {name: self.tile(arena, name) for name in names}
+                products = Products(plan, self.dtype, operands, tensor)
+                multiply_all = multiply if plan.cta_group == 1 else multiply_in_pair
+                multiply_all(steps, products, self.mma_ends(rings))
             if warp == plan.role("load").first_warp:
-                tiles = self.row_tiles(arena, copies)
+                tiles = self.row_tiles(arena, copies, pair.rank)
                 ends = self.ends(rings, "load")
-                load(plan, tile, lengths, tiles, self.row_stats(arena, workspace), ends)
+                load_all = load if plan.cta_group == 1 else load_in_pair
+                load_all(plan, tile, lengths, tiles, self.row_stats(arena, workspace), ends)
                 store(tile, tiles, ends)
-        cute.arch.sync_threads()
+            if cutlass.const_expr(plan.cta_group > 1):
+                if warp == plan.role("relay").first_warp:
+                    relay(steps, self.exchange(arena, pair, rings), self.ends(rings, "relay"))
+        pair.synchronise()
         if warp == multiplying:
             tensor.free()
 
     def mma_ends(self, rings):
-        """Those of the multiplying warp, which takes each block of queries twice: for S, and later for dK."""
+        """Those of the multiplying warp, which takes each block of queries twice: for S, and later for dK. Of
+        a pair they have slots of their own for dK.
+        """
         ends = self.ends(rings, "mma")
+        if self.plan.cta_group > 1:
+            return ends
         return Bundle(
             used_query=Consumer(rings["query"]), **{name: getattr(ends, name) for name in ends.carried}
         )
 
-    def shared(self, arena):
-        """What the computing role reads and writes in shared memory."""
+    def shared(self, arena, thread=0, rank=LEADER):
+        """What a computing thread reads and writes in shared memory."""
         out = {"dk": self.tile(arena, "dk_out"), "dv": self.tile(arena, "dv_out")}
-        return self.statistics(arena), self.tile(arena, "dscores_shared"), out
+        return self.statistics(arena), self.dscores_tile(arena, thread // LANES, rank), out
 
-    def row_tiles(self, arena, copies):
+    @cute.jit
+    def dscores_tile(self, arena, half, rank):
+        """Where dS goes, (keys, queries): of a pair a half of the queries, this CTA's or the peer's."""
+        if cutlass.const_expr(self.plan.cta_group == 1):
+            return self.tile(arena, "dscores_shared")[None, None, 0]
+        whole, other = (self.plan.buffer(name) for name in ("dscores_shared", "dscores_peer"))
+        at = rank * other.size if half == rank else other.offset - whole.offset
+        return arena.tile("dscores_shared", self.layout("dscores_peer"), self.dtype, at=at)[None, None, 0]
+
+    def exchange(self, arena, pair, rings):
+        """What the relaying role sends, and where it goes: where this CTA's own half lies here."""
+        whole, other = (self.plan.buffer(name) for name in ("dscores_shared", "dscores_peer"))
+        source, place = (arena.at(at, Int32) for at in (other.offset, whole.offset + pair.rank * other.size))
+        return Exchange(pair, rings["dscores_peer"], source, place)
+
+    def row_tiles(self, arena, copies, rank):
         """The copies of operands into their slots, and of dK and dV out of theirs."""
         results = {
             name: self.copy_tiles(arena, copies, name, self.plan.cu_seqlens_k)
             for name in ("dk_out", "dv_out")
         }
-        return {**self.operand_tiles(arena, copies), **results}
+        return {**self.operand_tiles(arena, copies, rank), **results}
 
     def slices(self, arena):
         """Slots of slices of dQ: (columns of a group, groups, rows, slots), as the sums are laid out."""

@@ -1,4 +1,7 @@
-"""The reducing role: dQ of each step from tensor memory, added to the sums in global memory."""
+"""The reducing role: dQ of each step from tensor memory, added to the sums in global memory.
+
+A thread has a query, or of a pair of CTAs, each of which has half of the queries, half of its columns.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import bulk, lock, tensor_memory
 from attn4.kernels.dsl.carried import Carried
+from attn4.kernels.dsl.pair import LEADER
 from attn4.kernels.shared.sums import GROUP
 
 BARRIER = 1
@@ -19,8 +23,9 @@ class Slices(Carried):
 
     carried = ("slot",)
 
-    def __init__(self, plan, columns, slots, thread):
+    def __init__(self, plan, columns, slots, thread, rank=LEADER):
         self.plan = plan
+        self.rank = rank
         self.columns = columns
         self.slots = slots
         self.thread = thread
@@ -29,16 +34,25 @@ class Slices(Carried):
         self.leads = cute.arch.make_warp_uniform(thread // cute.arch.WARP_SIZE) == 0
         self.rows, self.width = plan.buffer("dq_slice").shape
         self.threads = plan.channel("dq_slice").full_arrivals
+        self.count = plan.buffer("dq").size
+        # Of a pair the next S overwrites them, so all columns are taken at once: they fit in registers.
+        self.held = self.width if plan.cta_group == 1 else self.count
 
     @property
     def bytes(self) -> int:
         """Of one slice."""
         return self.rows * self.width * Float32.width // 8
 
+    def place(self, block):
+        """Of the sums of a ``block``: where this CTA's begin, and the counter of who has added to them."""
+        elements = self.plan.tile_m * self.plan.head_dim
+        counter = cute.recast_ptr(block + elements, dtype=Int32) + self.rank
+        return block + self.rank * (elements // self.plan.cta_group), counter
+
     @cute.jit
     def read(self, first: cutlass.Constexpr[int]):
-        """Columns from ``first`` on of this thread's query."""
-        values = cute.make_rmem_tensor(self.width, Float32)
+        """``held`` columns from ``first`` on of this thread's lane."""
+        values = cute.make_rmem_tensor(self.held, Float32)
         tensor_memory.load(self.columns, first, values, self.thread)
         tensor_memory.wait_loads()
         return values
@@ -47,7 +61,7 @@ class Slices(Carried):
     def stage(self, values, lane: cutlass.Constexpr[int] = 0):
         """Copy this slice of the rows, which begin at ``lane``, to the next slot."""
         if self.leads:
-            # One slot may still be read, the other.
+            # All slots but the next may still be read.
             cute.arch.cp_async_bulk_wait_group(self.plan.buffer("dq_slice").stages - 1, read=True)
         self.meet()
         row = self.thread - lane
@@ -102,26 +116,25 @@ class Slices(Carried):
 @cute.jit
 def reduce(tile, bounds: cutlass.Constexpr, group: Int32, sums, slices, ends):
     """Add dQ of every step to ``sums`` (heads, blocks of the sequence, elements of a block)."""
-    plan = slices.plan
     for member in cutlass.range(group, unroll=1):
         head = tile.kv_head * group + member
         for block in cutlass.range(tile.first, tile.last, unroll=1):
-            target = sums[head, block, None].iterator
-            counter = cute.recast_ptr(target + plan.tile_m * plan.head_dim, dtype=Int32)
+            target, counter = slices.place(sums[head, block, None].iterator)
             turn = bounds.turn(tile, block)
             ends.dq.wait()
             tensor_memory.after_wait()
-            for first in cutlass.range_constexpr(0, plan.head_dim, slices.width):
+            for first in cutlass.range_constexpr(0, slices.count, slices.held):
                 values = slices.read(first)
-                if cutlass.const_expr(first + slices.width == plan.head_dim):
+                if cutlass.const_expr(first + slices.held == slices.count):
                     tensor_memory.before_arrive()
                     ends.dq.arrive_together()
                     ends.dq.advance()
-                slices.stage(values)
-                if cutlass.const_expr(first == 0):
-                    slices.take_turn(counter, turn)
-                slices.add(target + first * slices.rows)
-                slices.advance()
+                for part in cutlass.range_constexpr(0, slices.held, slices.width):
+                    slices.stage(cute.make_tensor(values.iterator + part, cute.make_layout(slices.width)))
+                    if cutlass.const_expr(first + part == 0):
+                        slices.take_turn(counter, turn)
+                    slices.add(target + (first + part) * slices.rows)
+                    slices.advance()
             slices.give_turn(counter)
     if slices.leads:
         cute.arch.cp_async_bulk_wait_group(0, read=False)
