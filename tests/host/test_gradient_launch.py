@@ -39,7 +39,9 @@ class ContractKernel:
             lse.copy_(found_lse)
 
     def backward(self, q, k, v, out, dout, lse, dlse, dq, dk, dv, *rest):
-        minus_lse, minus_delta, dq_sum, scale, left, right, *vectors = rest
+        minus_lse, minus_delta, dq_sum, scale, left, right, *vectors, counter, ctas = rest
+        assert (counter is not None) == self.plan.schedule.counted
+        assert ctas > 0
         for x in (q, k, v, out, dout, dq, dk, dv):
             assert x.stride(-1) == 1
             assert x.data_ptr() % 16 == 0

@@ -205,11 +205,11 @@ class WideBackward(Backward):
             tiles["peer_key"] = self.copy_tiles(arena, copies, "peer_key", self.bounded_keys)
         return tiles
 
-    def copy_tiles(self, arena, copies, name: str, bounded: bool) -> tma.RowTiles:
-        """The copies between a tensor and the slots of ``name``."""
+    def copy_tiles(self, arena, copies, name: str, bounded: bool, share=(1, 0, 0)) -> tma.RowTiles:
+        """The copies between a tensor and the slots of ``name``; in a cluster the shares are its own."""
         size = self.plan.cluster
         if size == 1:
-            return super().copy_tiles(arena, copies, name, bounded)
+            return super().copy_tiles(arena, copies, name, bounded, share)
         rank = cute.arch.block_idx_in_cluster()
         copy, shared, share, ctas = getattr(copies, name), self.tile(arena, name), (size, rank, 0), 1
         if name in ("query", "dout"):
