@@ -16,6 +16,10 @@ pytest.importorskip("tvm_ffi")
 from attn4.artifact.key import toolchain
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
+from attn4.machine import machine
+from attn4.plan import sm90_backward_wide
+from attn4.plan.channels import validate
+from emulated import backward_kernel
 from emulated.backward_kernel import differentiate, judged, sum_bits
 from emulated.test_blackwell_backward import GRADIENTS, PACKED, SCHEDULES
 from gradient_judge import incoming
@@ -73,6 +77,23 @@ def test_a_step_makes_five_products_and_an_exponential_a_score():
     step = {name: (counts[1][name] - counts[0].get(name, 0)) // 2 for name in counts[1]}
     assert step["flop"] == 5 * 2 * 64 * 128 * 256
     assert step["mufu.ex2"] == 64 * 128 // 32
+
+
+@pytest.mark.slow
+def test_single_ctas_give_the_bits_of_clusters(monkeypatch):
+    """Of dK and dV under a causal mask, where all take the same steps in the same order."""
+    case = replace(PLAIN, causal=True, seqlen_q=100, seqlen_k=120)
+    inputs = case.inputs("cpu")
+    given = incoming(case, inputs)
+    together = differentiate(case, inputs, given, Random(1), **HOPPER)
+    problem = replace(case.problem(), direction="backward")
+    plan = sm90_backward_wide.backward(problem, machine("sm_90a"), cluster=1)
+    validate(plan, machine("sm_90a"))
+    monkeypatch.setattr(backward_kernel, "backward_plan", lambda *_: plan)
+    alone = differentiate(case, inputs, given, Random(1), **HOPPER)
+    assert alone.findings == together.findings == []
+    for x, y in zip(alone.gradients[1:], together.gradients[1:], strict=True):
+        assert torch.equal(x.view(torch.int16), y.view(torch.int16))
 
 
 ADDING = replace(PLAIN, seqlen_q=100, seqlen_k=260, lse=False)

@@ -48,11 +48,13 @@ TILES = replace(STEPS, seqlen_q=250, seqlen_k=500, head_dim=64)
 KERNELS = {
     "Blackwell": Kernel(STEPS, "sm_100a"),
     "Hopper": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=500), "sm_90a"),
+    "Hopper, wide": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=250, head_dim=256), "sm_90a", sms=2),
     "Blackwell, deterministic": Kernel(TILES, "sm_100a", deterministic=True, sms=4),
     "Hopper, deterministic": Kernel(TILES, "sm_90a", deterministic=True, sms=4),
 }
-"""By name. A CTA of the one of Hopper takes four tiles of three steps, so that two slots of K come round. In
-deterministic kernels only the turns are tampered with: the rest is that of the others.
+"""By name. A CTA of the one of Hopper takes four tiles of three steps, so that two slots of K come round; the
+wide one is a cluster that takes two. In deterministic kernels only the turns are tampered with: the rest is
+that of the others.
 """
 
 GRADIENTS = 1
@@ -64,6 +66,11 @@ is waited for before; one of K when the tile after the next is announced. So onl
 """
 
 SEEDS = range(6)
+
+ENDS = (("no first", 0), ("no last", 1))
+"""Barriers of all threads of a cluster: before those in shared memory are used, and before a CTA leaves."""
+
+_BARRIER = re.compile(r"(barrier\.cluster\.arrive[^;]*;\s*barrier\.cluster\.wait[^;]*;)")
 
 
 class Delayed(Random):
@@ -113,7 +120,17 @@ def faults(name: str) -> dict[str, Fault]:
             Fault(f"turn: {by:+} threads", lambda b=by: channels.turn_count_changed(ptx, b))
             for by in (32, -32)
         ]
+    if _described(name)["cluster"] > 1:
+        found += [Fault(f"cluster: {which} barrier", lambda n=n: _no_barrier(ptx, n)) for which, n in ENDS]
     return {fault.name: fault for fault in found}
+
+
+def _no_barrier(ptx: str, number: int) -> str:
+    """Without that barrier of the CTAs of a cluster."""
+    parts = _BARRIER.split(ptx)
+    assert len(parts) == 1 + 2 * len(ENDS)
+    parts[2 * number + 1] = "// no barrier"
+    return "".join(parts)
 
 
 def _of_channels(ptx: str, sites: list[Site], rings: dict[str, Ring]) -> Iterator[Fault]:

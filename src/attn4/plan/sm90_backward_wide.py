@@ -153,13 +153,14 @@ def channels(tile: Tile, persistent: bool) -> tuple[Channel, ...]:
 
     P needs no empty barrier: P of step j + 2 follows S of that step, whose Q fills a slot that came back
     after dK of step j, when P of step j had been read. Nor do row statistics, of which each slot is filled
-    after one of Q, read for P before P is handed over and for dS before dK.
+    after one of Q, read for P before P is handed over and for dS before dK; nor the other CTA's K, which
+    comes back with this one's.
     """
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
     square, warps, ctas = ("probability", "gradient"), WARPS_PER_GROUP, tile.cluster
 
-    def once(name: str, consumers: tuple[str, ...]) -> Channel:
-        empty = len(consumers) * warps if persistent else 0
+    def once(name: str, consumers: tuple[str, ...], back: bool = persistent) -> Channel:
+        empty = len(consumers) * warps if back else 0
         return Channel(name, "tma", name, 1, "load_keys", consumers, 1, empty, size[name])
 
     def each_step(name: str, stages: int, empty: int, ctas: int) -> Channel:
@@ -170,7 +171,7 @@ def channels(tile: Tile, persistent: bool) -> tuple[Channel, ...]:
     return (
         once("key", ("probability", "reduce")),
         once("value", ("gradient",)),
-        *((once("peer_key", ("reduce",)),) if ctas > 1 else ()),
+        *((once("peer_key", ("reduce",), back=False),) if ctas > 1 else ()),
         each_step("query", STAGES, back, ctas),
         each_step("row_stats", STAGES, 0, 1),
         each_step("dout", tile.dout_stages, back, ctas),

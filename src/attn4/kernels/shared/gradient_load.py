@@ -42,14 +42,18 @@ def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
 
 
 @cute.jit
-def load_keys(tile, tiles, ends):
-    """K and V of a tile, and in a cluster some of the other CTA's K."""
+def load_keys(tile, tiles, ends, names: cutlass.Constexpr = ("key", "value")):
+    """K and V of a tile, in the order of their ``names``."""
     if tile.first < tile.last:
-        place = (tile.kv_head, tile.batch, tile.k_begin, tile.k_len)
-        ends.key.send(tiles["key"], tiles["key"].of_sequence(*place), tile.key_block)
-        ends.value.send(tiles["value"], tiles["value"].of_sequence(*place), tile.key_block)
-        if cutlass.const_expr("peer_key" in tiles):
-            ends.peer_key.send(tiles["peer_key"], tiles["peer_key"].of_sequence(*place), tile.key_block)
+        for i in cutlass.range_constexpr(len(names)):
+            ends = send_keys(tile, tiles[names[i]], ends, names[i])
+    return ends
+
+
+def send_keys(tile, rows, ends, name: str):
+    """The rows of a tile of keys, by the end of that name."""
+    place = (tile.kv_head, tile.batch, tile.k_begin, tile.k_len)
+    getattr(ends, name).send(rows, rows.of_sequence(*place), tile.key_block)
     return ends
 
 

@@ -113,8 +113,10 @@ class WideBackward(Backward):
                     ends = load_queries(plan, dealt.tile(turn), lengths, tiles, stats, ends)
             elif warp == plan.role("load_keys").first_warp:
                 ends = self.ends(rings, "load_keys")
+                # V comes back first.
+                names = ("value", "key", "peer_key")[: plan.cluster + 1]
                 for turn in cutlass.range(dealt.turns, unroll=1):
-                    ends = load_keys(dealt.tile(turn), tiles, ends)
+                    ends = load_keys(dealt.tile(turn), tiles, ends, names)
         elif warp < differentials.first_warp:
             reallocate(plan, probabilities)
             worker, ends = self.probability(arena, dealt, scalars), self.ends(rings, "probability")
