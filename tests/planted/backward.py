@@ -19,7 +19,8 @@ from attn4.artifact import artifact_for
 from attn4.emulator.grid import Limits
 from attn4.emulator.schedule import Random, RoundRobin, Schedule
 from attn4.emulator.state.asynchronous import Copy
-from emulated.backward_kernel import backward_plan, differentiate
+from attn4.plan.plan import Plan
+from emulated.backward_kernel import backward_plan, differentiate, pair_plan
 from gradient_judge import incoming
 from planted import channels
 from planted.blackwell import Fault, first_report, of_counts, of_orders
@@ -37,6 +38,14 @@ class Kernel:
     arch: str
     deterministic: bool = False
     sms: int = 1
+    pair: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """That of single CTAs, or of pairs."""
+        if self.pair:
+            return pair_plan(self.case, deterministic=self.deterministic)
+        return backward_plan(self.case, self.deterministic, self.arch)
 
 
 STEPS = Case(name="", batch=1, seqlen_q=500, seqlen_k=100, heads=1, kv_heads=1, head_dim=128)
@@ -47,22 +56,23 @@ TILES = replace(STEPS, seqlen_q=250, seqlen_k=500, head_dim=64)
 
 KERNELS = {
     "Blackwell": Kernel(STEPS, "sm_100a"),
+    "Blackwell, a pair": Kernel(STEPS, "sm_100a", pair=True, sms=2),
     "Hopper": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=500), "sm_90a"),
     "Hopper, wide": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=250, head_dim=256), "sm_90a", sms=2),
     "Blackwell, deterministic": Kernel(TILES, "sm_100a", deterministic=True, sms=4),
     "Hopper, deterministic": Kernel(TILES, "sm_90a", deterministic=True, sms=4),
 }
-"""By name. A CTA of the one of Hopper takes four tiles of three steps, so that two slots of K come round; the
-wide one is a cluster that takes two. In deterministic kernels only the turns are tampered with: the rest is
-that of the others.
+"""By name. The second CTA of the pair has no keys. A CTA of Hopper's first takes four tiles of three steps, so
+that two slots of K come round; the wide one is a cluster that takes two. In deterministic kernels only the
+turns are tampered with: the rest is that of the others.
 """
 
 GRADIENTS = 1
 """The second of the three launches."""
 
-REDUNDANT = {("dout", "empty"), ("key", "empty")}
-"""On Hopper, where their rings have as many slots as that of Q. A slot of dO is free when that of Q is, which
-is waited for before; one of K when the tile after the next is announced. So only counts matter.
+REDUNDANT = {"Hopper": {("dout", "empty"), ("key", "empty")}}
+"""Where slots come back in another way, too, so that only counts matter. A slot of dO is free when that of Q
+is, which is waited for before; one of K when the tile after the next is announced.
 """
 
 SEEDS = range(6)
@@ -92,18 +102,15 @@ def kernel(name: str) -> tuple[Recording, list[Site], dict[str, Ring]]:
         differentiate(
             *(case, inputs, incoming(case, inputs), RoundRobin()),
             hazards=False,
-            deterministic=chosen.deterministic,
-            arch=chosen.arch,
             sms=chosen.sms,
+            plan=chosen.plan,
         )
     recording = found[GRADIENTS]
     return recording, executed(recording, sms=chosen.sms), channels.rings(_described(name))
 
 
 def _described(name: str) -> dict:
-    chosen = KERNELS[name]
-    plan = backward_plan(chosen.case, chosen.deterministic, chosen.arch)
-    return artifact_for(plan).description.plan
+    return artifact_for(KERNELS[name].plan).description.plan
 
 
 @cache
@@ -113,7 +120,8 @@ def faults(name: str) -> dict[str, Fault]:
     ptx = recording.launch.ptx
     if KERNELS[name].deterministic:
         return {fault.name: fault for fault in _of_turns(ptx)}
-    found = [*_of_channels(ptx, sites, rings), *of_orders(_described(name), ptx, sites)]
+    redundant = REDUNDANT.get(name, set())
+    found = [*_of_channels(ptx, sites, rings, redundant), *of_orders(_described(name), ptx, sites)]
     if any(channel["name"] == "turn" for channel in _described(name)["channels"]):
         found.append(Fault("turn: not waited for", lambda: channels.turn_taken_unasked(ptx)))
         found += [
@@ -133,10 +141,12 @@ def _no_barrier(ptx: str, number: int) -> str:
     return "".join(parts)
 
 
-def _of_channels(ptx: str, sites: list[Site], rings: dict[str, Ring]) -> Iterator[Fault]:
+def _of_channels(
+    ptx: str, sites: list[Site], rings: dict[str, Ring], redundant: set[tuple[str, str]]
+) -> Iterator[Fault]:
     for name, side in channels.each(rings):
         ring = rings[name]
-        if (name, side) in REDUNDANT and len(ring.full) == len(rings["query"].full):
+        if (name, side) in redundant:
             yield from of_counts(ptx, sites, ring, side)
             continue
         yield Fault(f"{name} {side}: no wait", lambda r=ring, s=side: channels.wait_dropped(ptx, sites, r, s))
@@ -201,7 +211,7 @@ def differing(name: str, ptx: str | None = None) -> tuple[str, list[str]] | None
         orders[f"random {seed}"] = Random(seed)
     expected = None
     for order, schedule in orders.items():
-        limits = Limits(seconds=60, idle_instructions=100_000)
+        limits = Limits(seconds=240, idle_instructions=100_000)
         done = recording.replay(schedule, ptx=ptx, sms=KERNELS[name].sms, limits=limits, hazards=False)
         if done.kinds:
             return order, done.kinds

@@ -50,10 +50,13 @@ def fake_floats(rank: int):
 
 
 def fake_workspace(rows: int):
-    """A contiguous float32 tensor (heads, blocks, ``rows``), which may exceed 2^31 elements."""
-    strides = tuple(cute.sym_int64(divisibility=rows) for _ in range(2))
+    """A contiguous float32 tensor (heads, blocks, ``rows``), which may exceed 2^31 elements.
+
+    The stride of a block is a number in the kernel: a step finds its block without a product of 64 bits.
+    """
     shape = (cute.sym_int(), cute.sym_int(), rows)
-    return cute.runtime.make_fake_tensor(Float32, shape, stride=(*strides, 1), assumed_align=16)
+    stride = (cute.sym_int64(divisibility=rows), rows, 1)
+    return cute.runtime.make_fake_tensor(Float32, shape, stride=stride, assumed_align=16)
 
 
 def compile_plan(plan):
