@@ -78,9 +78,7 @@ class Backward(GradientPass):
         tensor.open()
 
         bounds = self.bounds(scalars)
-        number = cute.arch.block_idx()[0]
-        if cutlass.const_expr(plan.cta_group > 1):
-            number = number // plan.cta_group
+        number, rank = self.place(pair)
         tile = find_key_tile(plan, bounds, lengths, number).of_cta(plan.cta_group, pair.rank).uniform()
         group = lengths.group
         if tile.key_block >= 0:
@@ -88,7 +86,7 @@ class Backward(GradientPass):
             role = plan.role("reduce")
             if warp < role.warps:
                 reallocate(plan, role)
-                slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role), pair.rank)
+                slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role), rank)
                 sums = cute.domain_offset((0, first, 0), workspace.dq_sum)
                 reduce(tile, bounds, group, sums, slices, self.ends(rings, "reduce"))
             role = plan.role("compute")
@@ -101,16 +99,11 @@ class Backward(GradientPass):
                 reallocate(plan, plan.role("mma"))
             steps = (tile.last - tile.first) * group
             if pair.leads(warp == multiplying):
-                names = (*self.operand_slots, "dscores_shared")
-                operands = {name: self.tile(arena, name) for name in names}
-                products = Products(plan, self.dtype, operands, tensor)
-                multiply_all = multiply if plan.cta_group == 1 else multiply_in_pair
-                multiply_all(steps, products, self.mma_ends(rings))
+                self.multiply(steps, self.products(arena, tensor), self.mma_ends(rings))
             if warp == plan.role("load").first_warp:
-                tiles = self.row_tiles(arena, copies, pair.rank)
+                tiles = self.row_tiles(arena, copies, rank)
                 ends = self.ends(rings, "load")
-                load_all = load if plan.cta_group == 1 else load_in_pair
-                load_all(plan, tile, lengths, tiles, self.row_stats(arena, workspace), ends)
+                self.load(tile, lengths, tiles, self.row_stats(arena, workspace), ends)
                 store(tile, tiles, ends)
             if cutlass.const_expr(plan.cta_group > 1):
                 if warp == plan.role("relay").first_warp:
@@ -118,6 +111,32 @@ class Backward(GradientPass):
         pair.synchronise()
         if warp == multiplying:
             tensor.free()
+
+    def place(self, pair):
+        """The number of this CTA's tile of keys, and its own among the CTAs that take that tile: a pair, or
+        those of shares of the columns.
+        """
+        plan = self.plan
+        cta = cute.arch.block_idx()[0]
+        if plan.column_shares > 1:
+            number = cta // plan.column_shares
+            return number, cta - number * plan.column_shares
+        return cta if plan.cta_group == 1 else cta // plan.cta_group, pair.rank
+
+    def products(self, arena, tensor):
+        """The products, with their operands."""
+        names = (*self.operand_slots, "dscores_shared")
+        return Products(self.plan, self.dtype, {name: self.tile(arena, name) for name in names}, tensor)
+
+    def multiply(self, steps, products, ends):
+        """The multiplying role."""
+        multiply_all = multiply if self.plan.cta_group == 1 else multiply_in_pair
+        multiply_all(steps, products, ends)
+
+    def load(self, tile, lengths, tiles, stats, ends):
+        """The loading role."""
+        load_all = load if self.plan.cta_group == 1 else load_in_pair
+        load_all(self.plan, tile, lengths, tiles, stats, ends)
 
     def mma_ends(self, rings):
         """Those of the multiplying warp, which takes each block of queries twice: for S, and later for dK. Of

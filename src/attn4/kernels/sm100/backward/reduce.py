@@ -1,6 +1,7 @@
 """The reducing role: dQ of each step from tensor memory, added to the sums in global memory.
 
-A thread has a query, or of a pair of CTAs, each of which has half of the queries, half of its columns.
+A thread has a query, or of a pair of CTAs, each of which has half of the queries, half of its columns. Where
+dQ is transposed, it has a head dimension of each part, and columns are queries.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ from attn4.kernels.shared.sums import GROUP
 
 BARRIER = 1
 """The named barrier of this warpgroup."""
+
+
+def first_dim(plan, part: int) -> int:
+    """The head dimension, of this CTA's columns, in lane 0 while ``part`` of a transposed dQ is computed:
+    where the part begins, or an earlier one if too few follow it to fill the lanes.
+    """
+    return min(plan.head_dim // plan.dq_parts * part, plan.head_dim - tensor_memory.LANES)
 
 
 class Slices(Carried):
@@ -34,6 +42,7 @@ class Slices(Carried):
         self.leads = cute.arch.make_warp_uniform(thread // cute.arch.WARP_SIZE) == 0
         self.rows, self.width = plan.buffer("dq_slice").shape
         self.threads = plan.channel("dq_slice").full_arrivals
+        self.parts = plan.dq_parts // plan.column_shares
         self.count = plan.buffer("dq").size
         # Of a pair the next S overwrites them, so all columns are taken at once: they fit in registers.
         self.held = self.width if plan.cta_group == 1 else self.count
@@ -45,9 +54,14 @@ class Slices(Carried):
 
     def place(self, block):
         """Of the sums of a ``block``: where this CTA's begin, and the counter of who has added to them."""
-        elements = self.plan.tile_m * self.plan.head_dim
+        plan = self.plan
+        elements = plan.tile_m * plan.head_dim
         counter = cute.recast_ptr(block + elements, dtype=Int32) + self.rank
-        return block + self.rank * (elements // self.plan.cta_group), counter
+        return block + self.rank * (elements // (plan.cta_group * plan.column_shares)), counter
+
+    def lane(self, part: int) -> int:
+        """Where ``part`` of this CTA's dQ begins."""
+        return self.rows * part - first_dim(self.plan, part) if self.plan.transposed_dq else 0
 
     @cute.jit
     def read(self, first: cutlass.Constexpr[int]):
@@ -121,20 +135,22 @@ def reduce(tile, bounds: cutlass.Constexpr, group: Int32, sums, slices, ends):
         for block in cutlass.range(tile.first, tile.last, unroll=1):
             target, counter = slices.place(sums[head, block, None].iterator)
             turn = bounds.turn(tile, block)
-            ends.dq.wait()
-            tensor_memory.after_wait()
-            for first in cutlass.range_constexpr(0, slices.count, slices.held):
-                values = slices.read(first)
-                if cutlass.const_expr(first + slices.held == slices.count):
-                    tensor_memory.before_arrive()
-                    ends.dq.arrive_together()
-                    ends.dq.advance()
-                for part in cutlass.range_constexpr(0, slices.held, slices.width):
-                    slices.stage(cute.make_tensor(values.iterator + part, cute.make_layout(slices.width)))
-                    if cutlass.const_expr(first + part == 0):
-                        slices.take_turn(counter, turn)
-                    slices.add(target + (first + part) * slices.rows)
-                    slices.advance()
+            for part in cutlass.range_constexpr(slices.parts):
+                ends.dq.wait()
+                tensor_memory.after_wait()
+                for first in cutlass.range_constexpr(0, slices.count, slices.held):
+                    values = slices.read(first)
+                    if cutlass.const_expr(first + slices.held == slices.count):
+                        tensor_memory.before_arrive()
+                        ends.dq.arrive_together()
+                        ends.dq.advance()
+                    for at in cutlass.range_constexpr(0, slices.held, slices.width):
+                        held = cute.make_tensor(values.iterator + at, cute.make_layout(slices.width))
+                        slices.stage(held, slices.lane(part))
+                        if cutlass.const_expr(part + first + at == 0):
+                            slices.take_turn(counter, turn)
+                        slices.add(target + (part * slices.count + first + at) * slices.rows)
+                        slices.advance()
             slices.give_turn(counter)
     if slices.leads:
         cute.arch.cp_async_bulk_wait_group(0, read=False)
