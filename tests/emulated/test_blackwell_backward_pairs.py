@@ -15,7 +15,7 @@ from attn4.artifact.key import toolchain
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
-from attn4.plan.choose import cta_groups
+from attn4.plan import sm100_backward
 from cases import CASES
 from emulated.backward_kernel import differentiate, judged, pair_plan, sum_bits
 from emulated.test_blackwell_backward import (
@@ -69,6 +69,13 @@ def test_every_interleaving_gives_the_dk_and_dv_of_single_ctas_without_a_hazard(
     found = judged(CAUSAL, SCHEDULES[schedule](), plan=pair_plan(CAUSAL, dq_first=dq_first))
     for x, y in zip(expected.gradients[1:], found.gradients[1:], strict=True):
         assert torch.equal(x.view(torch.int16), y.view(torch.int16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [32, 64, 96])
+def test_pairs_take_smaller_head_dimensions_where_they_are_asked_for(head_dim):
+    case = replace(CAUSAL, head_dim=head_dim, seqlen_k=300)
+    judged(case, Adversarial(late=True), plan=pair_plan(case))
 
 
 @pytest.mark.slow
@@ -136,9 +143,7 @@ def test_a_step_counts_what_feeds_and_speeds_say(dq_first):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if is_small(case)], ids=lambda case: case.name)
 def test_every_small_case_of_the_list_is_differentiated_by_pairs(case):
-    if without_kernel(case) or 2 not in cta_groups(
-        replace(case.problem(), direction="backward"), machine("B200")
-    ):
+    if without_kernel(case) or max(case.head_dim, case.head_dim_v or 0) > sm100_backward.MOST_HEAD_DIM:
         pytest.skip("not by pairs")
     if case.name in ROUNDED_AWAY:
         pytest.skip("the LSE of such scores does not give their weights")
