@@ -111,6 +111,11 @@ def test_a_grid_of_which_only_one_pair_is_resident_comes_to_its_end(mask):
 
 
 @pytest.mark.slow
+def test_sequences_of_different_lengths_take_turns_with_one_pair_resident():
+    judged(PACKED, RoundRobin(), sms=2, plan=pair_plan(PACKED, deterministic=True))
+
+
+@pytest.mark.slow
 @ORDERS
 def test_a_step_counts_what_feeds_and_speeds_say(dq_first):
     """Of a CTA: 2,688 cycles of shared memory, where bytes from the other CTA cost twice as much."""
