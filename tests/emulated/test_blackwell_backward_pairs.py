@@ -15,7 +15,7 @@ from attn4.artifact.key import toolchain
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
-from attn4.plan.choose import cta_groups
+from attn4.plan import sm100_backward
 from cases import CASES
 from emulated.backward_kernel import differentiate, judged, pair_plan, sum_bits
 from emulated.test_blackwell_backward import (
@@ -72,6 +72,13 @@ def test_every_interleaving_gives_the_dk_and_dv_of_single_ctas_without_a_hazard(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [32, 64, 96])
+def test_pairs_take_smaller_head_dimensions_where_they_are_asked_for(head_dim):
+    case = replace(CAUSAL, head_dim=head_dim, seqlen_k=300)
+    judged(case, Adversarial(late=True), plan=pair_plan(case))
+
+
+@pytest.mark.slow
 def test_a_key_is_summed_over_the_query_heads_of_its_group():
     case = replace(CAUSAL, name="grouped", seqlen_q=130, seqlen_k=520, heads=4, kv_heads=2)
     judged(case, RoundRobin(), plan=pair_plan(case))
@@ -101,6 +108,11 @@ def test_other_sums_differ_under_the_same_schedules():
 def test_a_grid_of_which_only_one_pair_is_resident_comes_to_its_end(mask):
     case = replace(RESIDENT, seqlen_q=400, seqlen_k=600, heads=2, **mask)
     judged(case, RoundRobin(), sms=2, plan=pair_plan(case, deterministic=True))
+
+
+@pytest.mark.slow
+def test_sequences_of_different_lengths_take_turns_with_one_pair_resident():
+    judged(PACKED, RoundRobin(), sms=2, plan=pair_plan(PACKED, deterministic=True))
 
 
 @pytest.mark.slow
@@ -136,9 +148,7 @@ def test_a_step_counts_what_feeds_and_speeds_say(dq_first):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if is_small(case)], ids=lambda case: case.name)
 def test_every_small_case_of_the_list_is_differentiated_by_pairs(case):
-    if without_kernel(case) or 2 not in cta_groups(
-        replace(case.problem(), direction="backward"), machine("B200")
-    ):
+    if without_kernel(case) or max(case.head_dim, case.head_dim_v or 0) > sm100_backward.MOST_HEAD_DIM:
         pytest.skip("not by pairs")
     if case.name in ROUNDED_AWAY:
         pytest.skip("the LSE of such scores does not give their weights")

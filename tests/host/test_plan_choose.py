@@ -324,7 +324,7 @@ def test_forward_and_backward_run_on_all_machines() -> None:
         ({}, "H200", 2),
         ({"mask": Mask.of(True)}, "B200", 2),
         ({"cu_seqlens_q": True}, "B200", 2),
-        ({"direction": "backward", "head_dim": 64, "head_dim_v": 64}, "B200", 2),
+        ({"direction": "backward", "head_dim": 192, "head_dim_v": 192}, "B200", 2),
         ({}, "B200", 3),
     ],
 )

@@ -74,8 +74,10 @@ def cta_groups(problem: Problem, machine: Machine) -> tuple[int, ...]:
     if 2 not in machine.cta_groups:
         return (1,)
     if problem.direction == "backward":
-        # Below 128 shared memory does not bind; halving its traffic would buy nothing.
-        return (2, 1) if padded(problem.head_dim) == sm100_backward.MOST_HEAD_DIM else (1,)
+        largest = max(padded(problem.head_dim), padded(problem.head_dim_v))
+        if largest > sm100_backward.MOST_HEAD_DIM:
+            return (1,)
+        return (2, 1) if sm100_backward.pairs_pay(largest) else (1, 2)
     # The halves of a pair must take equally many steps: no mask, no lengths that differ, several tiles.
     ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
     even = problem.mask.kind == "full" and not ragged

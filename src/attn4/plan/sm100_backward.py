@@ -38,6 +38,15 @@ ROW_STATS = Piece(name="row_stats", shape=(2, ROWS), dtype="float32", stages=2)
 """Per query the negated log-sum-exp in log2 units, and dlse - rowsum(O dO)."""
 
 
+def pairs_pay(head_dim: int) -> bool:
+    """Whether pairs of CTAs are the default, as they are in FlashAttention-4 from 128 columns on.
+
+    By the model of `attn4.plan.pipeline` a step takes 0.83 of the cycles of single CTAs at 128 columns, 0.93
+    at 96 and 1.10 at 64: smaller products leave more of it to waiting.
+    """
+    return head_dim == MOST_HEAD_DIM
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What decides a backward plan's storage."""

@@ -67,7 +67,11 @@ class Slices(Carried):
     def read(self, first: cutlass.Constexpr[int]):
         """``held`` columns from ``first`` on of this thread's lane."""
         values = cute.make_rmem_tensor(self.held, Float32)
-        tensor_memory.load(self.columns, first, values, self.thread)
+        # One instruction reads a power of two of columns.
+        piece = self.held & -self.held
+        for at in cutlass.range_constexpr(0, self.held, piece):
+            part = cute.make_tensor(values.iterator + at, cute.make_layout(piece))
+            tensor_memory.load(self.columns, first + at, part, self.thread)
         tensor_memory.wait_loads()
         return values
 
