@@ -60,7 +60,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, hidden) of both."""
         q, k, v = self.project(x).unflatten(-1, (3, -1, self.head_dim)).unbind(2)
-        return self.out(self.attend(q, k, v).flatten(2))
+        out: Tensor = self.out(self.attend(q, k, v).flatten(2))
+        return out
 
 
 def attends(causal: bool) -> dict[str, Attend]:
