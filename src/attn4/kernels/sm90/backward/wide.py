@@ -36,9 +36,7 @@ class WideCopies(Copies):
 
 
 class Dealt(Fixed):
-    """The tiles of keys of a cluster: all are dealt to clusters one by one, forth and back, so that none gets
-    the longest of every turn. ``plan`` has the keys of a cluster in a tile.
-    """
+    """The tiles of keys of a cluster, of which ``plan`` has all the keys in a tile: dealt one by one."""
 
     def __init__(self, plan, bounds, lengths):
         self.plan = plan
@@ -51,8 +49,8 @@ class Dealt(Fixed):
 
     def tile(self, turn):
         """That of a turn; past the last one its ``key_block`` is negative. By one whole warp."""
-        place = self.cluster + turn % 2 * (self.clusters - 1 - 2 * self.cluster)
-        return find_key_tile(self.plan, self.bounds, self.lengths, turn * self.clusters + place)
+        number = turn * self.clusters + self.cluster
+        return find_key_tile(self.plan, self.bounds, self.lengths, number)
 
 
 class WideBackward(Backward):
