@@ -53,7 +53,7 @@ def backward(problem: Problem, machine: Machine) -> Plan:
     """The backward plan of ``problem`` on a Hopper ``machine``."""
     head_dim = tile_dim(max(problem.head_dim, problem.head_dim_v))
     tile = Tile(128 if head_dim == 64 else 64, head_dim, head_dim, problem.dtype)
-    handed = channels(tile)
+    handed = channels(tile, problem.deterministic)
     barriers = Piece(name="barriers", shape=(barrier_count(handed),), dtype="int64")
     return Plan(
         arch=machine.name,
@@ -64,7 +64,7 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         mask=problem.mask.kind,
         tile_m=tile.rows,
         tile_n=KEYS,
-        roles=roles(),
+        roles=roles(problem.deterministic),
         buffers=pack("shared", (*pieces(tile), barriers)),
         channels=handed,
         schedule=schedule(problem),
@@ -93,14 +93,16 @@ def ragged(problem: Problem) -> bool:
     return bool(problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k)
 
 
-def roles() -> tuple[Role, ...]:
+def roles(deterministic: bool) -> tuple[Role, ...]:
     """A producing warpgroup, then the warpgroups that compute."""
     computing, producing = REGISTERS[GROUPS]
     return (
         Role("load", 0, 1, producing, "copies Q, dO and row statistics of each step to shared memory"),
         Role("schedule", 1, 1, producing, "takes tiles and announces them"),
         Role("load_keys", 2, 1, producing, "copies K and V of each tile to shared memory"),
-        Role("idle", 3, 1, producing, "completes the warpgroup that gives registers away"),
+        Role("turns", 3, 1, producing, "waits for the turns of deterministic sums, and gives them on")
+        if deterministic
+        else Role("idle", 3, 1, producing, "completes the warpgroup that gives registers away"),
         Role("differentiate", 4, GROUPS * WARPS_PER_GROUP, computing, "all products, P and dS, sums of dQ"),
     )
 
@@ -122,24 +124,29 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
     )
 
 
-def channels(tile: Tile) -> tuple[Channel, ...]:
+def channels(tile: Tile, deterministic: bool) -> tuple[Channel, ...]:
     """Every computing warp gives a slot back with one arrival.
 
     dS needs no empty barrier: a warpgroup writes dS of step j + 1 after its turn for dV and dP of that step,
     which the other gave after its products of step j; before those it has waited for its dQ of step j - 2,
     which read that slot. Nor do row statistics: a slot of Q, which is filled before theirs, comes back after
-    they have been read.
+    they have been read. Turns are granted one by one: the next after all warps have added.
     """
     warps = GROUPS * WARPS_PER_GROUP
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
 
     consumers = ("differentiate",)
+    following = ("load", "load_keys", *(("turns",) if deterministic else ()), *consumers)
+    turns = (
+        Channel("granted", "thread", None, 1, "turns", consumers, 1, 0),
+        Channel("added", "thread", None, 1, "differentiate", ("turns",), warps, 0),
+    )
 
     def load(name: str, stages: int, empty: int, role: str = "load") -> Channel:
         return Channel(name, "tma", name, stages, role, consumers, 1, empty, size[name])
 
     return (
-        Channel("tile", "thread", "tile", 1, "schedule", ("load", "load_keys", *consumers), 1, warps + 2),
+        Channel("tile", "thread", "tile", 1, "schedule", following, 1, warps + len(following) - 1),
         load("key", STAGES, warps, "load_keys"),
         load("value", 1, warps, "load_keys"),
         load("query", STAGES, warps),
@@ -149,4 +156,5 @@ def channels(tile: Tile) -> tuple[Channel, ...]:
         Channel(
             "turn", "named", None, GROUPS, "differentiate", ("differentiate",), GROUPS * GROUP_THREADS, 0
         ),
+        *(turns if deterministic else ()),
     )

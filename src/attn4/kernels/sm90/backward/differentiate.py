@@ -234,11 +234,11 @@ def run(worker, outlet, tile, ends):
         worker.turn.take()
         scores = worker.start_scores(key_slot, ends.ahead.wait())
         worker.turn.give()
-        sums, ends = exponentiate(worker, walk, sums, ends, scores)
+        ends = exponentiate(worker, walk, ends, scores)
         ends, dprobabilities = start_from_values(worker, ends, first=True)
         ends = differentiate_scores(worker, ends, dprobabilities)
         for _ in cutlass.range((tile.last - tile.first) * worker.lengths.group - 1, unroll=1):
-            walk, before, sums, ends = step(worker, walk, before, sums, ends)
+            walk, before, ends = step(worker, walk, before, sums, ends)
         ends = finish(worker, outlet, walk, before, sums, ends)
     else:
         worker.dv.fill(0.0)
@@ -256,12 +256,11 @@ def step(worker, walk, before, sums, ends):
     dq = worker.start_dq(ends.dscores.wait(), ends.key.index)
     worker.turn.give()
     ends.dscores.advance()
-    sums.give_turn()
     following = walk.following()
-    sums, ends = exponentiate(worker, following, sums, ends, scores, (dq, before))
+    ends = exponentiate(worker, following, ends, scores, (sums, dq, before))
     ends, dprobabilities = start_from_values(worker, ends, first=False)
     ends = differentiate_scores(worker, ends, dprobabilities)
-    return following, walk, sums, ends
+    return following, walk, ends
 
 
 @cute.jit
@@ -275,29 +274,43 @@ def finish(worker, outlet, walk, before, sums, ends):
     worker.turn.give()
     ends.dscores.advance()
     outlet.store_dv(walk.tile)
-    sums.give_turn()
-    sums.take_turn(before)
+    ends = take_turn(worker, ends)
     mma.wait(0)
     sums.add(dq, before)
+    ends = give_turn(worker, ends)
     ends.query.arrive()
     ends.query.advance()
     dq = worker.start_dq(ends.dscores.wait(), ends.key.index)
     ends.dscores.advance()
-    sums.give_turn()
-    sums.take_turn(walk)
+    ends = take_turn(worker, ends)
     mma.wait(0)
     ends.key.arrive()
     ends.key.advance()
     sums.add(dq, walk)
-    sums.give_turn()
+    return give_turn(worker, ends)
+
+
+def take_turn(worker, ends):
+    """Of deterministic sums: wait until this CTA may add those of a step."""
+    if worker.plan.deterministic:
+        ends.granted.wait()
+        ends.granted.advance()
+    return ends
+
+
+def give_turn(worker, ends):
+    """Of deterministic sums: say that this warp has added those of a step."""
+    if worker.plan.deterministic:
+        ends.added.signal()
+        ends.added.advance()
     return ends
 
 
 @cute.jit
-def exponentiate(worker, walk, sums, ends, scores, begun: cutlass.Constexpr = None):
+def exponentiate(worker, walk, ends, scores, begun: cutlass.Constexpr = None):
     """P of a step from its scores, when dK of the step before is complete as well.
 
-    Beside its second half the sums of a dQ leave that has ``begun``, (registers, walk): a warp can issue them
+    Beside its second half a dQ that has ``begun`` leaves, (sums, registers, walk): a warp can issue additions
     much faster than they leave, and would only wait.
     """
     slot = ends.row_stats.wait()
@@ -308,13 +321,16 @@ def exponentiate(worker, walk, sums, ends, scores, begun: cutlass.Constexpr = No
         if cutlass.const_expr(begun is not None and part == 0):
             ends.query.arrive(after=worker.exponentiated(pair))
             ends.query.advance()
-            sums.take_turn(begun[1])
+            ends = take_turn(worker, ends)
             mma.wait(0)
         worker.exponentiate(scores, pair, slot)
         if cutlass.const_expr(begun is not None and part >= 0):
-            sums.add(*begun, part, worker.pairs - worker.pairs // 2)
+            sums, *what = begun
+            sums.add(*what, part, worker.pairs - worker.pairs // 2)
+    if cutlass.const_expr(begun is not None):
+        ends = give_turn(worker, ends)
     ends.ahead.advance()
-    return sums, ends
+    return ends
 
 
 @cute.jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 
 from attn4.kernels.dsl import math, mma
@@ -19,6 +20,7 @@ from attn4.kernels.shared.scheduler import Lengths, run_schedule, tile_source
 from attn4.kernels.shared.stream import TileStream
 from attn4.kernels.sm90.backward.differentiate import Operands, Worker, differentiate
 from attn4.kernels.sm90.backward.outlet import Outlet
+from attn4.kernels.sm90.backward.turns import keep_turns
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Backward(GradientPass):
         order = key_order(plan, bounds, lengths)
         words = arena.words("tile")
         # Each role its own: what one advances, the next would begin with.
-        following, streaming, computed = (
-            TileStream(plan, order, words, Consumer(rings["tile"])) for _ in range(3)
+        following, streaming, turning, computed = (
+            TileStream(plan, order, words, Consumer(rings["tile"])) for _ in range(4)
         )
         computing = plan.role("differentiate")
         if warp < computing.first_warp:
@@ -75,6 +77,10 @@ class Backward(GradientPass):
                 follow_keys(following, tiles, self.ends(rings, "load_keys"))
             elif warp == plan.role("schedule").first_warp:
                 run_schedule(order, tile_source(plan, counter, rings, arena), Producer(rings["tile"]), words)
+            if cutlass.const_expr(plan.deterministic):
+                if warp == plan.role("turns").first_warp:
+                    ends = self.ends(rings, "turns")
+                    keep_turns(turning, lengths, workspace.dq_sum, bounds, ends)
         else:
             reallocate(plan, computing)
             worker = self.worker(arena, bounds, lengths, scalars)

@@ -6,9 +6,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from attn4.kernels.dsl import lock, math, mma
+from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.atomics import add_four
-from attn4.kernels.dsl.carried import Carried, Fixed
+from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.exchange import store_exchanged
 from attn4.kernels.shared.query_blocks import first_block
 
@@ -16,40 +16,27 @@ FOUR = 4
 """Registers that one instruction adds to consecutive sums."""
 
 
-class QuerySums(Carried):
-    """The float32 sums of dQ in global memory, (heads, blocks of the sequence, elements of a block).
+def lock_of(plan, sums):
+    """The first of the counters behind the ``sums`` of a block, which a deterministic plan has."""
+    return cute.recast_ptr(sums.iterator + plan.tile_m * plan.head_dim, dtype=Int32)
 
-    Deterministic ones have a counter a warp behind the sums of a block: a warp adds to elements of its own,
-    in turns of its own. ``owed`` is the address of the counter that it has still to move on, or 0: by the
-    next step its sums have long arrived.
-    """
 
-    carried = ("owed",)
+class QuerySums(Fixed):
+    """The float32 sums of dQ in global memory, (heads, blocks of the sequence, elements of a block)."""
 
-    def __init__(self, plan, bounds, sums, first_head, thread):
+    def __init__(self, plan, sums, first_head, thread):
         self.plan = plan
-        self.bounds = bounds
         self.sums = sums
         self.first_head = first_head
         self.thread = thread
-        self.owed = cutlass.Int64(0)
 
     def of(self, walk):
         """Those of a step."""
-        return self.sums[self.first_head + walk.member, walk.block, None].iterator
+        return self.block(walk).iterator
 
-    @cute.jit
-    def take_turn(self, walk):
-        """Wait until this warp may add to the sums of a step; not for the zeros before the first."""
-        if cutlass.const_expr(self.plan.deterministic):
-            if walk.number >= 0:
-                warp = cute.arch.make_warp_uniform(self.thread // cute.arch.WARP_SIZE)
-                counter = self.of(walk) + self.plan.tile_m * self.plan.head_dim + warp
-                if cute.arch.lane_idx() == 0:
-                    turn = self.bounds.turn(walk.tile, walk.block)
-                    lock.wait(cute.recast_ptr(counter, dtype=Int32), turn)
-                cute.arch.sync_warp()
-                self.owed = cutlass.Int64(counter.toint())
+    def block(self, walk):
+        """Those of a step, as a tensor."""
+        return self.sums[self.first_head + walk.member, walk.block, None]
 
     def add(self, values, walk, part: int = 0, parts: int = 1):
         """Add one of equal parts of a thread's registers to the sums of a step, if it is one; the order is
@@ -62,13 +49,11 @@ class QuerySums(Carried):
             registers = [values[FOUR * four + i] for i in range(FOUR)]
             add_four(sums + FOUR * (threads * four + self.thread), registers, walk.number)
 
-    @cute.jit
-    def give_turn(self):
-        """Let the next CTA add where this warp has."""
-        if cutlass.const_expr(self.plan.deterministic):
-            cute.arch.sync_warp()
-            if self.owed != 0 and cute.arch.lane_idx() == 0:
-                lock.give(cute.make_ptr(Int32, self.owed, cute.AddressSpace.gmem))
+
+def query_sums(plan, lengths, dq_sum, tile, thread) -> QuerySums:
+    """The sums that a tile adds to, of ``dq_sum`` as `attn4.plan.workspace` has them."""
+    rows = cute.domain_offset((0, first_block(plan, lengths, tile.batch), 0), dq_sum)
+    return QuerySums(plan, rows, tile.kv_head * lengths.group, thread)
 
 
 class Outlet(Fixed):
@@ -83,10 +68,7 @@ class Outlet(Fixed):
     def sums(self, tile):
         """The sums that a tile adds to."""
         worker = self.worker
-        first = first_block(worker.plan, worker.lengths, tile.batch)
-        rows = cute.domain_offset((0, first, 0), self.dq_sum)
-        first_head = tile.kv_head * worker.lengths.group
-        return QuerySums(worker.plan, worker.bounds, rows, first_head, worker.ops.thread)
+        return query_sums(worker.plan, worker.lengths, self.dq_sum, tile, worker.ops.thread)
 
     def store_dv(self, tile):
         """Write dV of a tile."""

@@ -6,32 +6,56 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from attn4.kernels.dsl import mma
+from attn4.kernels.dsl import lock, mma
 from attn4.kernels.dsl.atomics import add_four
-from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.dsl.carried import Carried, Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.shared.key_tiles import first_query_block
 from attn4.kernels.sm90.backward.differentiate import Walk
-from attn4.kernels.sm90.backward.outlet import FOUR, QuerySums
+from attn4.kernels.sm90.backward.outlet import FOUR, lock_of
 
 
-class ColumnSums(QuerySums):
+class ColumnSums(Carried):
     """Sums of dQ that one warpgroup of each CTA of a cluster adds to, some columns at a time.
 
-    Each warp of the cluster has a counter of its own.
+    Of deterministic ones each warp of the cluster has a counter: it adds to elements of its own, in turns of
+    its own. ``owed`` is the address of the counter that it has still to move on, or 0.
     """
 
-    def __init__(self, plan, bounds, sums, first_head, thread, rank):
-        super().__init__(plan, bounds, sums, first_head, thread + rank * mma.GROUP_THREADS)
-        self.own_thread = thread
+    carried = ("owed",)
+
+    def __init__(self, plan, bounds, sums, warp):
+        self.plan = plan
+        self.bounds = bounds
+        self.sums = sums
+        self.warp = warp
+        self.owed = cutlass.Int64(0)
+
+    @cute.jit
+    def take_turn(self, walk):
+        """Wait until this warp may add to the sums of a step."""
+        if cutlass.const_expr(self.plan.deterministic):
+            counter = lock_of(self.plan, self.sums.block(walk)) + self.warp
+            if cute.arch.lane_idx() == 0:
+                lock.wait(counter, self.bounds.turn(walk.tile, walk.block))
+            cute.arch.sync_warp()
+            self.owed = cutlass.Int64(counter.toint())
+
+    @cute.jit
+    def give_turn(self):
+        """Let the next CTA add where this warp has."""
+        if cutlass.const_expr(self.plan.deterministic):
+            cute.arch.sync_warp()
+            if self.owed != 0 and cute.arch.lane_idx() == 0:
+                lock.give(cute.make_ptr(Int32, self.owed, cute.AddressSpace.gmem))
 
     @cute.jit
     def add_columns(self, values, walk, column: Int32):
         """Add a thread's registers of the columns from ``column`` on; the order is that of `sum_layout`."""
-        sums = self.of(walk) + column * self.plan.tile_m
+        sums = self.sums.of(walk) + column * self.plan.tile_m
         for four in cutlass.range_constexpr(cute.size(values) // FOUR):
             registers = [values[FOUR * four + i] for i in range(FOUR)]
-            place = sums + FOUR * (mma.GROUP_THREADS * four + self.own_thread)
+            place = sums + FOUR * (mma.GROUP_THREADS * four + self.sums.thread)
             add_four(place, registers, walk.number)
 
 

@@ -18,12 +18,11 @@ from attn4.kernels.dsl.smem import Arena, row_major_layout
 from attn4.kernels.shared.gradient_call import Copy, Gradients, GradientScalars, Workspace
 from attn4.kernels.shared.gradient_load import load_keys, load_queries
 from attn4.kernels.shared.key_tiles import KeyBounds, count_key_tiles, find_key_tile
-from attn4.kernels.shared.query_blocks import first_block
 from attn4.kernels.shared.scheduler import Lengths
 from attn4.kernels.sm90.backward import gradient, probability, reduce
 from attn4.kernels.sm90.backward.elements import Elements, Exchange
 from attn4.kernels.sm90.backward.kernel import Backward, Copies
-from attn4.kernels.sm90.backward.outlet import store_rows
+from attn4.kernels.sm90.backward.outlet import query_sums, store_rows
 
 WORD_BYTES = 4
 
@@ -133,11 +132,12 @@ class WideBackward(Backward):
             reallocate(plan, adding)
             worker = reduce.Reduce(plan, self.dtype, self.reduce_tiles(arena), cluster.rank)
             ends = self.ends(rings, "reduce")
+            thread = self.thread(adding)
+            number = cute.arch.make_warp_uniform(thread // cute.arch.WARP_SIZE) + cluster.rank * adding.warps
             for turn in cutlass.range(dealt.turns, unroll=1):
                 tile = dealt.tile(turn)
-                rows = cute.domain_offset((0, first_block(plan, lengths, tile.batch), 0), workspace.dq_sum)
-                head, thread = tile.kv_head * lengths.group, self.thread(adding)
-                sums = reduce.ColumnSums(plan, dealt.bounds, rows, head, thread, cluster.rank)
+                sums = query_sums(plan, lengths, workspace.dq_sum, tile, thread)
+                sums = reduce.ColumnSums(plan, dealt.bounds, sums, number)
                 ends = reduce.run(worker, tile, lengths.group, sums, ends)
         if cutlass.const_expr(plan.cluster > 1):
             # Until then the others write here.
