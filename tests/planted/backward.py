@@ -62,8 +62,8 @@ KERNELS = {
     "Blackwell, deterministic": Kernel(TILES, "sm_100a", deterministic=True, sms=4),
     "Hopper, deterministic": Kernel(TILES, "sm_90a", deterministic=True, sms=4),
 }
-"""By name. The second CTA of the pair has no keys. A CTA of Hopper's first takes four tiles of three steps, so
-that two slots of K come round; the wide one is a cluster that takes two. In deterministic kernels only the
+"""By name. The second CTA of the pair has no keys. A CTA of Hopper's first takes four tiles of three steps,
+so that two slots of K come round; the wide one is a cluster that takes two. In deterministic kernels only the
 turns are tampered with: the rest is that of the others.
 """
 

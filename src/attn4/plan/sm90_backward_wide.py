@@ -107,8 +107,9 @@ def backward(problem: Problem, machine: Machine, cluster: int = CLUSTER) -> Plan
 
 
 def dealt(problem: Problem) -> Schedule:
-    """Equal tiles are dealt to persistent clusters in advance. Others begin as SMs are free: those of a mask
-    lose 30 to 40% if they are dealt, lengths of sequences are not known, and deterministic sums are waited for.
+    """Equal tiles are dealt to persistent clusters in advance. Others begin as SMs are free: those of a
+    mask lose 30 to 40% if they are dealt, lengths of sequences are not known, and deterministic sums are
+    waited for.
     """
     ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
     persistent = problem.mask.kind == "full" and not (ragged or problem.deterministic)
