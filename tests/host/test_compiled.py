@@ -227,6 +227,40 @@ def test_softmax_issues_no_more_than_is_known_and_registers_keep_to_the_plan(nam
     assert softmax.steady.counts.get("LEA", 0) >= polynomials
 
 
+GRADIENT_SLOTS = {
+    "full 64": (64, FULL, {"compute": (335, 400), "reduce": (60, 60), "mma": (153, 153), "load": (63, 63)}),
+    "causal 64": (
+        64,
+        CAUSAL,
+        {"compute": (343, 434), "reduce": (60, 60), "mma": (154, 154), "load": (63, 63)},
+    ),
+    "full 128": (
+        128,
+        FULL,
+        {"compute": (330, 395), "reduce": (106, 106), "mma": (219, 219), "load": (78, 78)},
+    ),
+    "causal 128": (
+        128,
+        CAUSAL,
+        {"compute": (341, 432), "reduce": (106, 106), "mma": (219, 219), "load": (78, 78)},
+    ),
+}
+"""Case -> at most, by role: issue slots of a step without what long branches jump over, and with it."""
+
+
+@needs_dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRADIENT_SLOTS)
+def test_a_step_of_gradients_issues_no_more_than_is_known_and_nothing_is_spilled(name):
+    head_dim, mask, known = GRADIENT_SLOTS[name]
+    found = report(head_dim, mask, direction="backward")
+    assert found.problems() == ()
+    assert found.compiled.stack == 0
+    for role, (least, slots) in known.items():
+        (loop,) = found.compiled.role(role).loops
+        assert (loop.least_slots <= least, loop.slots <= slots) == (True, True), (role, loop)
+
+
 @needs_dsl
 @pytest.mark.slow
 def test_the_report_of_a_hopper_kernel_knows_its_roles(capsys):

@@ -44,8 +44,10 @@ class Slices(Carried):
         self.threads = plan.channel("dq_slice").full_arrivals
         self.parts = plan.dq_parts // plan.column_shares
         self.count = plan.buffer("dq").size
-        # Of a pair the next S overwrites them, so all columns are taken at once: they fit in registers.
-        self.held = self.width if plan.cta_group == 1 else self.count
+        # The next dP or, of a pair, the next S waits for the last columns: as many are taken at once as fit
+        # in registers, of a pair all.
+        together = 2 * self.width if self.count % (2 * self.width) == 0 else self.width
+        self.held = together if plan.cta_group == 1 else self.count
 
     @property
     def bytes(self) -> int:
