@@ -32,6 +32,9 @@ LANES = 128
 UNEQUAL = (192, 128)
 """Head dimensions whose dK and dV leave room for S and dP in one CTA."""
 
+BLOCKS = 2
+"""Of Q, whose tiles are in shared memory at a time."""
+
 SLICE = 16
 """Queries of a part of dQ that leave in one bulk reduction."""
 
@@ -41,12 +44,15 @@ SLICES = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What decides a plan's storage. ``blocks``: of queries, whose tiles are in shared memory at a time."""
+    """What decides a plan's storage. ``dout_blocks``: of dO, whose tiles are in shared memory at a time.
+    ``keeps_keys``: the other CTA's columns of K lie in tensor memory.
+    """
 
     head_dim: int
     head_dim_v: int
     shares: int
-    blocks: int
+    dout_blocks: int
+    keeps_keys: bool
     dtype: str
 
     @classmethod
@@ -54,9 +60,10 @@ class Layout:
         """That of a problem: halves of 192 and 256 are whole swizzles."""
         pair = (padded(problem.head_dim), padded(problem.head_dim_v))
         if pair == UNEQUAL:
-            return cls(*pair, 1, 2, problem.dtype)
-        width = 192 if max(pair) <= 192 else 256
-        return cls(width, width, 2, 2 if width == 192 else 1, problem.dtype)
+            return cls(*pair, 1, 2, False, problem.dtype)
+        if max(pair) <= 192:
+            return cls(192, 192, 2, 2, False, problem.dtype)
+        return cls(256, 256, 2, 1, True, problem.dtype)
 
     @property
     def columns(self) -> int:
@@ -121,18 +128,27 @@ def roles() -> tuple[Role, ...]:
 def shared_pieces(layout: Layout) -> tuple[Piece, ...]:
     """Shared memory but the barriers; dK and dV leave through the storage of Q and dO."""
     columns, columns_v = layout.columns, layout.columns_v
-    slots = layout.shares * layout.blocks
     return (
-        layout.tile("key", KEYS, columns, layout.shares),
+        layout.tile("key", KEYS, columns, 1 if layout.keeps_keys else layout.shares),
         layout.tile("value", KEYS, columns_v, layout.shares),
-        layout.tile("query", QUERIES, columns, slots),
-        layout.tile("dout", QUERIES, columns_v, slots),
+        layout.tile("query", QUERIES, columns, layout.shares * BLOCKS),
+        layout.tile("dout", QUERIES, columns_v, layout.shares * layout.dout_blocks),
         layout.tile("dscores_shared", KEYS, QUERIES),
         Piece(name="dq_slice", shape=(dq_rows(layout), SLICE), dtype="float32", stages=SLICES),
-        Piece(name="row_stats", shape=(2, QUERIES), dtype="float32", stages=layout.blocks),
+        Piece(name="row_stats", shape=(2, QUERIES), dtype="float32", stages=BLOCKS),
+        *kept_pieces(layout),
         layout.tile("dk_out", KEYS, columns, borrows="query"),
         layout.tile("dv_out", KEYS, columns_v, borrows="dout"),
     )
+
+
+def kept_pieces(layout: Layout) -> tuple[Piece, ...]:
+    """The other CTA's columns of K on their way to tensor memory, where the second block of Q goes."""
+    if not layout.keeps_keys:
+        return ()
+    shape = (KEYS, layout.columns)
+    second = layout.shares * stage_size("shared", (QUERIES, layout.columns), layout.dtype)
+    return (Piece(name="key_other", shape=shape, dtype=layout.dtype, borrows="query", at=second),)
 
 
 def dq_rows(layout: Layout) -> int:
@@ -159,6 +175,11 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
         own("dv", layout.columns_v),
         own("dk", layout.columns),
         Piece(name="dq", shape=(LANES, QUERIES), dtype="float32"),
+        *(
+            (Piece(name="kept_keys", shape=(KEYS, layout.columns), dtype=layout.dtype),)
+            if layout.keeps_keys
+            else ()
+        ),
         *halves("probabilities", "scores"),
         *halves("dscores", "dprobabilities"),
     )
@@ -185,9 +206,18 @@ def channels(pieces: tuple[Piece, ...]) -> tuple[Channel, ...]:
     def multiplied(name: str, consumer: str, empty: int = 0) -> Channel:
         return Channel(name, "mma", name, 1, "mma", (consumer,), 1, empty)
 
+    kept = (
+        (
+            load("key_other", "reduce", 0),
+            Channel("kept_keys", "thread", "kept_keys", 1, "reduce", ("mma", "load"), 4, 0),
+        )
+        if "key_other" in by_name
+        else ()
+    )
     return (
         load("key", "mma", 0),
         load("value", "mma", 0),
+        *kept,
         load("query", "mma", 1),
         load("dout", "mma", 1),
         load("row_stats", "compute", 0),
