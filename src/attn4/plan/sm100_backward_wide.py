@@ -6,8 +6,8 @@ works at its full rate. With (192, 128) dK and dV leave room for them. With more
 of each other take the same keys: each computes all of S and dP, and its own half of the columns of dK, dV
 and dQ. That is seven products where five would do, as in the reference, whose dQ has a kernel of its own.
 
-A tile of rows arrives in as many parts as there are shares of its columns. Those of the other CTA serve S and
-dP alone, and come back early; this CTA's own wait for dK and dV.
+A tile of rows arrives in as many parts as there are shares of its columns. Of K the other CTA's columns serve
+S alone: they stay in tensor memory, as operand A, and in shared memory a second block of Q takes their place.
 """
 
 from __future__ import annotations
@@ -44,15 +44,12 @@ SLICES = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What decides a plan's storage. ``dout_blocks``: of dO, whose tiles are in shared memory at a time.
-    ``keeps_keys``: the other CTA's columns of K lie in tensor memory.
-    """
+    """What decides a plan's storage. ``dout_blocks``: of dO, whose tiles are in shared memory at a time."""
 
     head_dim: int
     head_dim_v: int
     shares: int
     dout_blocks: int
-    keeps_keys: bool
     dtype: str
 
     @classmethod
@@ -60,10 +57,10 @@ class Layout:
         """That of a problem: halves of 192 and 256 are whole swizzles."""
         pair = (padded(problem.head_dim), padded(problem.head_dim_v))
         if pair == UNEQUAL:
-            return cls(*pair, 1, 2, False, problem.dtype)
+            return cls(*pair, 1, 2, problem.dtype)
         if max(pair) <= 192:
-            return cls(192, 192, 2, 2, False, problem.dtype)
-        return cls(256, 256, 2, 1, True, problem.dtype)
+            return cls(192, 192, 2, 2, problem.dtype)
+        return cls(256, 256, 2, 1, problem.dtype)
 
     @property
     def columns(self) -> int:
@@ -129,7 +126,7 @@ def shared_pieces(layout: Layout) -> tuple[Piece, ...]:
     """Shared memory but the barriers; dK and dV leave through the storage of Q and dO."""
     columns, columns_v = layout.columns, layout.columns_v
     return (
-        layout.tile("key", KEYS, columns, 1 if layout.keeps_keys else layout.shares),
+        layout.tile("key", KEYS, columns),
         layout.tile("value", KEYS, columns_v, layout.shares),
         layout.tile("query", QUERIES, columns, layout.shares * BLOCKS),
         layout.tile("dout", QUERIES, columns_v, layout.shares * layout.dout_blocks),
@@ -144,7 +141,7 @@ def shared_pieces(layout: Layout) -> tuple[Piece, ...]:
 
 def kept_pieces(layout: Layout) -> tuple[Piece, ...]:
     """The other CTA's columns of K on their way to tensor memory, where the second block of Q goes."""
-    if not layout.keeps_keys:
+    if layout.shares == 1:
         return ()
     shape = (KEYS, layout.columns)
     second = layout.shares * stage_size("shared", (QUERIES, layout.columns), layout.dtype)
@@ -177,7 +174,7 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
         Piece(name="dq", shape=(LANES, QUERIES), dtype="float32"),
         *(
             (Piece(name="kept_keys", shape=(KEYS, layout.columns), dtype=layout.dtype),)
-            if layout.keeps_keys
+            if layout.shares > 1
             else ()
         ),
         *halves("probabilities", "scores"),

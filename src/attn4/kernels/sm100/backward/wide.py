@@ -32,21 +32,18 @@ class WideBackward(Backward):
         load(self.plan, tile, lengths, tiles, stats, ends)
 
     def dq_keys(self, arena, first: int):
-        """The columns of K from ``first`` on that fill the lanes, of the parts of K side by side."""
+        """The columns of K from ``first`` on, as many as there are lanes. Where this CTA has fewer, V follows:
+        nobody reads what those lanes make of it.
+        """
         rows, columns = self.plan.buffer("key").shape
         layout = row_major_layout((rows, LANES), 1, self.dtype, part=columns)
         return arena.tile("key", layout, self.dtype, at=first * rows * self.dtype.width // 8)
 
     def prepare(self, tile, arena, tensor, thread, ends):
-        """Keep the other CTA's columns of K in tensor memory, if they have room there."""
-        if self.keeps_keys:
+        """Keep the other CTA's columns of K in tensor memory."""
+        if self.plan.column_shares > 1:
             keys = self.tile(arena, "key_other")[None, None, 0]
             keep(tile, keys, tensor.lanes("kept_keys"), thread, ends)
-
-    @property
-    def keeps_keys(self) -> bool:
-        """Whether tensor memory has room for the other CTA's columns of K."""
-        return any(buffer.name == "kept_keys" for buffer in self.plan.buffers)
 
     def row_tiles(self, arena, copies, rank):
         """By name the copies of the parts of an operand in the order of its slots, and those of this CTA's
@@ -55,7 +52,7 @@ class WideBackward(Backward):
         own_first = (rank, 1 - rank)[: self.plan.column_shares]
         results = dict.fromkeys(("dk_out", "dv_out"), (self.plan.cu_seqlens_k, rank))
         operands = {
-            "key": (self.bounded_keys, own_first[:1] if self.keeps_keys else own_first),
+            "key": (self.bounded_keys, (rank,)),
             "value": (self.bounded_keys, own_first),
             "query": (self.bounded_queries, own_first[::-1]),
             "dout": (self.bounded_queries, own_first[::-1]),
@@ -66,7 +63,7 @@ class WideBackward(Backward):
         }
         for name, (bounded, numbers) in operands.items():
             tiles[name] = tuple(self.copy_tiles(arena, copies, name, bounded, (1, 0, n)) for n in numbers)
-        if self.keeps_keys:
+        if self.plan.column_shares > 1:
             other, shared = copies.key, self.tile(arena, "key_other")
             share = (1, 0, 1 - rank)
             tiles["key_other"] = (

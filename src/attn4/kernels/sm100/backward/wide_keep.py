@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import tensor_memory
 
-PIECE = 32
+PIECE = 16
 """Columns of tensor memory that a thread holds at a time."""
 
 WORDS = 4

@@ -15,7 +15,7 @@ def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
     """K and V, then Q, statistics and dO of each query block, of one head after the other."""
     if tile.first < tile.last:
         ends.value = send_keys(tiles["value"], tile, ends.value)
-        if cutlass.const_expr("key_other" in tiles):
+        if cutlass.const_expr(plan.column_shares > 1):
             ends.key_other = send_keys(tiles["key_other"], tile, ends.key_other)
         ends.key = send_keys(tiles["key"], tile, ends.key)
         offset = first_block(plan, lengths, tile.batch)
@@ -31,7 +31,7 @@ def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
                 ends.row_stats.advance()
                 for part in cutlass.range_constexpr(plan.column_shares):
                     ends.dout = send_queries(tiles["dout"][part], tile, head, block, ends.dout)
-                if cutlass.const_expr("key_other" in tiles):
+                if cutlass.const_expr(plan.column_shares > 1):
                     # The second block of Q goes where these keys were.
                     ends.kept_keys.wait()
                 block = following_query_block(tile, block)

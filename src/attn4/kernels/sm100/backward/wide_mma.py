@@ -23,7 +23,8 @@ LOG2_MOST_STEPS = 30
 
 
 class Products(Fixed):
-    """The products and their operands; of queries by slot, of keys by part, this CTA's columns first.
+    """The products and their operands; of queries by slot, of values by part, this CTA's columns first. The
+    other CTA's columns of K are operand A in tensor memory.
 
     ``shared`` are tiles in shared memory by name, "dq_keys" those columns of K that each part of dQ takes.
     """
@@ -54,8 +55,7 @@ class Products(Fixed):
         self.dq = tensor.accumulator("dq", self.dq_mma)
         self.probabilities = tensor.operand_in_halves("probabilities", self.dv_mma, dtype)
         self.dscores = tensor.operand_in_halves("dscores", self.dk_mma, dtype)
-        self.kept = None
-        if any(buffer.name == "kept_keys" for buffer in plan.buffers):
+        if self.shares > 1:
             self.kept_mma = tcgen05.tiled_product(dtype, (rows, queries), k_major, tcgen05.TENSOR)
             self.kept = tensor.operand("kept_keys", self.kept_mma, dtype)
 
@@ -74,10 +74,10 @@ class Products(Fixed):
     def add_scores(self, part: int, slot):
         """Issue a part of S^T = K Q^T; the other CTA's columns come first."""
         query = self.slot(self.query, slot)
-        if self.kept is not None and part == 0:
+        if part < self.shares - 1:
             tcgen05.issue(self.kept_mma, self.scores, (self.kept, query), steps(self.columns), False)
         else:
-            operands = self.slot(self.key, self.shares - 1 - part), query
+            operands = self.slot(self.key, 0), query
             tcgen05.issue(self.scores_mma, self.scores, operands, steps(self.columns), part > 0)
 
     def add_dprobabilities(self, part: int, slot):
@@ -114,10 +114,8 @@ def multiply(count, products, ends):
         for _ in cutlass.range_constexpr(products.shares):
             ends.value.wait()
             ends.value.advance()
-        for _ in cutlass.range_constexpr(products.plan.channel("key").stages):
-            ends.key.wait()
-            ends.key.advance()
-        if cutlass.const_expr(products.kept is not None):
+        ends.key.wait()
+        if cutlass.const_expr(products.shares > 1):
             ends.kept_keys.wait()
             tensor_memory.after_wait()
         ends = scores(products, ends)
