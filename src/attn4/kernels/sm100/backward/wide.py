@@ -32,8 +32,8 @@ class WideBackward(Backward):
         load(self.plan, tile, lengths, tiles, stats, ends)
 
     def dq_keys(self, arena, first: int):
-        """The columns of K from ``first`` on, as many as there are lanes. Where this CTA has fewer, V follows:
-        nobody reads what those lanes make of it.
+        """The columns of K from ``first`` on, as many as there are lanes. Where this CTA has fewer, V
+        follows, and nobody reads what those lanes make of it.
         """
         rows, columns = self.plan.buffer("key").shape
         layout = row_major_layout((rows, LANES), 1, self.dtype, part=columns)
