@@ -157,11 +157,10 @@ def backward_products(machine: Machine, step: Step) -> tuple[Product, ...]:
     own, own_v = d // step.column_shares, dv // step.column_shares
     transposed = Product("dQ^T = K^T dS^T", machine.mma_rows, m, n, "K^T", "dS^T", True)
     kept = step.kept_columns
-    scores = (Product("S^T = K Q^T", n, m, d - kept, "K", "Q", True),)
-    if kept:
-        scores += (Product("S^T += K' Q'^T", n, m, kept, "K'", "Q'", False),)
+    of_kept = Product("S^T += K' Q'^T", n, m, kept, "K'", "Q'", False)
     return (
-        *scores,
+        Product("S^T = K Q^T", n, m, d - kept, "K", "Q", True),
+        *((of_kept,) if kept else ()),
         Product("dP^T = V dO^T", n, m, dv, "V", "dO", True),
         Product("dV += P^T dO", n, own_v, m, "P", "dO", False),
         Product("dK += dS^T Q", n, own, m, "dS", "Q", False),
