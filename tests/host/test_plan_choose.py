@@ -226,8 +226,16 @@ def test_tensor_memory_of_the_backward_pass_is_the_references_but_for_halves_of_
     ("dims", "shares", "expected"),
     [
         ((192, 128), 1, {"scores": 64, "dprobabilities": 64, "dv": 128, "dk": 192, "dq": 64}),
-        ((136, 136), 2, {"scores": 64, "dprobabilities": 64, "dv": 96, "dk": 96, "dq": 64}),
-        ((256, 256), 2, {"scores": 64, "dprobabilities": 64, "dv": 128, "dk": 128, "dq": 64}),
+        (
+            (136, 136),
+            2,
+            {"scores": 64, "dprobabilities": 64, "dv": 96, "dk": 96, "dq": 64, "kept_keys": 48},
+        ),
+        (
+            (256, 256),
+            2,
+            {"scores": 64, "dprobabilities": 64, "dv": 128, "dk": 128, "dq": 64, "kept_keys": 64},
+        ),
     ],
 )
 def test_wide_heads_take_half_a_tile_of_queries_and_as_many_columns_as_tensor_memory_holds(

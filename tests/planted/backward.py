@@ -57,6 +57,7 @@ TILES = replace(STEPS, seqlen_q=250, seqlen_k=500, head_dim=64)
 KERNELS = {
     "Blackwell": Kernel(STEPS, "sm_100a"),
     "Blackwell, a pair": Kernel(STEPS, "sm_100a", pair=True, sms=2),
+    "Blackwell, wide": Kernel(replace(STEPS, seqlen_q=250, head_dim=256), "sm_100a"),
     "Hopper": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=500), "sm_90a"),
     "Hopper, wide": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=250, head_dim=256), "sm_90a", sms=2),
     "Blackwell, deterministic": Kernel(TILES, "sm_100a", deterministic=True, sms=4),

@@ -30,8 +30,9 @@ ACCUMULATOR_BYTES = 4
 class Step:
     """One step of one CTA: ``tile_m`` queries meet ``tile_n`` keys, in 16-bit elements.
 
-    Of a backward pass with ``column_shares`` the CTA owns so large a part of the columns of dK, dV and dQ.
-    ``dq_parts`` products give its dQ transposed, each with ``mma_rows`` head dimensions; 0: one gives dQ.
+    Of a backward pass with ``column_shares`` the CTA owns so large a part of the columns of dK, dV and dQ; it
+    keeps ``kept_columns`` of K in tensor memory. ``dq_parts`` products give its dQ transposed, each with
+    ``mma_rows`` head dimensions; 0: one gives dQ.
     """
 
     tile_m: int
@@ -42,6 +43,7 @@ class Step:
     cta_group: int = 1
     column_shares: int = 1
     dq_parts: int = 0
+    kept_columns: int = 0
 
     @classmethod
     def of(cls, plan: Plan) -> Step:
@@ -55,6 +57,7 @@ class Step:
             cta_group=plan.cta_group,
             column_shares=plan.column_shares,
             dq_parts=plan.dq_parts // plan.column_shares if plan.transposed_dq else 0,
+            kept_columns=sum(b.shape[1] for b in plan.buffers if b.name == "kept_keys"),
         )
 
 
@@ -153,8 +156,11 @@ def backward_products(machine: Machine, step: Step) -> tuple[Product, ...]:
     m, n, d, dv, pair = step.tile_m, step.tile_n, step.head_dim, step.head_dim_v, step.cta_group
     own, own_v = d // step.column_shares, dv // step.column_shares
     transposed = Product("dQ^T = K^T dS^T", machine.mma_rows, m, n, "K^T", "dS^T", True)
+    kept = step.kept_columns
+    of_kept = Product("S^T += K' Q'^T", n, m, kept, "K'", "Q'", False)
     return (
-        Product("S^T = K Q^T", n, m, d, "K", "Q", True),
+        Product("S^T = K Q^T", n, m, d - kept, "K", "Q", True),
+        *((of_kept,) if kept else ()),
         Product("dP^T = V dO^T", n, m, dv, "V", "dO", True),
         Product("dV += P^T dO", n, own_v, m, "P", "dO", False),
         Product("dK += dS^T Q", n, own, m, "dS", "Q", False),

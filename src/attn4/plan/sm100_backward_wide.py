@@ -6,8 +6,8 @@ works at its full rate. With (192, 128) dK and dV leave room for them. With more
 of each other take the same keys: each computes all of S and dP, and its own half of the columns of dK, dV
 and dQ. That is seven products where five would do, as in the reference, whose dQ has a kernel of its own.
 
-A tile of rows arrives in as many parts as there are shares of its columns. Those of the other CTA serve S and
-dP alone, and come back early; this CTA's own wait for dK and dV.
+A tile of rows arrives in as many parts as there are shares of its columns. Of K the other CTA's columns serve
+S alone: they stay in tensor memory, as operand A, and in shared memory a second block of Q takes their place.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ LANES = 128
 UNEQUAL = (192, 128)
 """Head dimensions whose dK and dV leave room for S and dP in one CTA."""
 
+BLOCKS = 2
+"""Of Q, whose tiles are in shared memory at a time."""
+
 SLICE = 16
 """Queries of a part of dQ that leave in one bulk reduction."""
 
@@ -41,12 +44,12 @@ SLICES = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What decides a plan's storage. ``blocks``: of queries, whose tiles are in shared memory at a time."""
+    """What decides a plan's storage. ``dout_blocks``: of dO, whose tiles are in shared memory at a time."""
 
     head_dim: int
     head_dim_v: int
     shares: int
-    blocks: int
+    dout_blocks: int
     dtype: str
 
     @classmethod
@@ -55,8 +58,9 @@ class Layout:
         pair = (padded(problem.head_dim), padded(problem.head_dim_v))
         if pair == UNEQUAL:
             return cls(*pair, 1, 2, problem.dtype)
-        width = 192 if max(pair) <= 192 else 256
-        return cls(width, width, 2, 2 if width == 192 else 1, problem.dtype)
+        if max(pair) <= 192:
+            return cls(192, 192, 2, 2, problem.dtype)
+        return cls(256, 256, 2, 1, problem.dtype)
 
     @property
     def columns(self) -> int:
@@ -121,18 +125,27 @@ def roles() -> tuple[Role, ...]:
 def shared_pieces(layout: Layout) -> tuple[Piece, ...]:
     """Shared memory but the barriers; dK and dV leave through the storage of Q and dO."""
     columns, columns_v = layout.columns, layout.columns_v
-    slots = layout.shares * layout.blocks
     return (
-        layout.tile("key", KEYS, columns, layout.shares),
+        layout.tile("key", KEYS, columns),
         layout.tile("value", KEYS, columns_v, layout.shares),
-        layout.tile("query", QUERIES, columns, slots),
-        layout.tile("dout", QUERIES, columns_v, slots),
+        layout.tile("query", QUERIES, columns, layout.shares * BLOCKS),
+        layout.tile("dout", QUERIES, columns_v, layout.shares * layout.dout_blocks),
         layout.tile("dscores_shared", KEYS, QUERIES),
         Piece(name="dq_slice", shape=(dq_rows(layout), SLICE), dtype="float32", stages=SLICES),
-        Piece(name="row_stats", shape=(2, QUERIES), dtype="float32", stages=layout.blocks),
+        Piece(name="row_stats", shape=(2, QUERIES), dtype="float32", stages=BLOCKS),
+        *kept_pieces(layout),
         layout.tile("dk_out", KEYS, columns, borrows="query"),
         layout.tile("dv_out", KEYS, columns_v, borrows="dout"),
     )
+
+
+def kept_pieces(layout: Layout) -> tuple[Piece, ...]:
+    """The other CTA's columns of K on their way to tensor memory, where the second block of Q goes."""
+    if layout.shares == 1:
+        return ()
+    shape = (KEYS, layout.columns)
+    second = layout.shares * stage_size("shared", (QUERIES, layout.columns), layout.dtype)
+    return (Piece(name="key_other", shape=shape, dtype=layout.dtype, borrows="query", at=second),)
 
 
 def dq_rows(layout: Layout) -> int:
@@ -159,6 +172,11 @@ def tensor_pieces(layout: Layout) -> tuple[Piece, ...]:
         own("dv", layout.columns_v),
         own("dk", layout.columns),
         Piece(name="dq", shape=(LANES, QUERIES), dtype="float32"),
+        *(
+            (Piece(name="kept_keys", shape=(KEYS, layout.columns), dtype=layout.dtype),)
+            if layout.shares > 1
+            else ()
+        ),
         *halves("probabilities", "scores"),
         *halves("dscores", "dprobabilities"),
     )
@@ -185,9 +203,18 @@ def channels(pieces: tuple[Piece, ...]) -> tuple[Channel, ...]:
     def multiplied(name: str, consumer: str, empty: int = 0) -> Channel:
         return Channel(name, "mma", name, 1, "mma", (consumer,), 1, empty)
 
+    kept = (
+        (
+            load("key_other", "reduce", 0),
+            Channel("kept_keys", "thread", "kept_keys", 1, "reduce", ("mma", "load"), 4, 0),
+        )
+        if "key_other" in by_name
+        else ()
+    )
     return (
         load("key", "mma", 0),
         load("value", "mma", 0),
+        *kept,
         load("query", "mma", 1),
         load("dout", "mma", 1),
         load("row_stats", "compute", 0),

@@ -88,7 +88,9 @@ class Backward(GradientPass):
                 reallocate(plan, role)
                 slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role), rank)
                 sums = cute.domain_offset((0, first, 0), workspace.dq_sum)
-                reduce(tile, bounds, group, sums, slices, self.ends(rings, "reduce"))
+                ends = self.ends(rings, "reduce")
+                self.prepare(tile, arena, tensor, self.thread(role), ends)
+                reduce(tile, bounds, group, sums, slices, ends)
             role = plan.role("compute")
             if warp >= role.first_warp and warp < role.first_warp + role.warps:
                 reallocate(plan, role)
@@ -122,6 +124,9 @@ class Backward(GradientPass):
             number = cta // plan.column_shares
             return number, cta - number * plan.column_shares
         return cta if plan.cta_group == 1 else cta // plan.cta_group, pair.rank
+
+    def prepare(self, tile, arena, tensor, thread, ends):
+        """What the reducing role does before the first dQ is there."""
 
     def products(self, arena, tensor):
         """The products, with their operands."""

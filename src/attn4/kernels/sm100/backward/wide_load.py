@@ -10,36 +10,30 @@ from attn4.kernels.shared.key_tiles import first_query_block, following_query_bl
 from attn4.kernels.shared.query_blocks import first_block
 
 
-def early_parts(plan) -> int:
-    """Parts of a block of Q that find a slot before dK of the block before is complete; they come first."""
-    several = plan.buffer("query").stages > plan.column_shares
-    return plan.column_shares if several else plan.column_shares - 1
-
-
 @cute.jit
 def load(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
-    """K and V, then Q, dO and statistics of each query block, of one head after the other; last of all the
-    part of Q whose slot comes back last.
-    """
-    early = early_parts(plan)
+    """K and V, then Q, statistics and dO of each query block, of one head after the other."""
     if tile.first < tile.last:
         ends.value = send_keys(tiles["value"], tile, ends.value)
+        if cutlass.const_expr(plan.column_shares > 1):
+            ends.key_other = send_keys(tiles["key_other"], tile, ends.key_other)
         ends.key = send_keys(tiles["key"], tile, ends.key)
         offset = first_block(plan, lengths, tile.batch)
         block = first_query_block(plan, tile)
         for member in cutlass.range(lengths.group, unroll=1):
             head = tile.kv_head * lengths.group + member
             for _ in cutlass.range(tile.last - tile.first, unroll=1):
-                for part in cutlass.range_constexpr(early):
-                    ends.query = send_queries(tiles["query"][part], tile, head, block, ends.query)
                 for part in cutlass.range_constexpr(plan.column_shares):
-                    ends.dout = send_queries(tiles["dout"][part], tile, head, block, ends.dout)
-                for part in cutlass.range_constexpr(early, plan.column_shares):
                     ends.query = send_queries(tiles["query"][part], tile, head, block, ends.query)
                 # Slots need no barrier to come back: one is there for each block of Q, after it.
                 ends.row_stats.expect()
                 stats.copy(head, offset + block, ends.row_stats.index, ends.row_stats.barrier)
                 ends.row_stats.advance()
+                for part in cutlass.range_constexpr(plan.column_shares):
+                    ends.dout = send_queries(tiles["dout"][part], tile, head, block, ends.dout)
+                if cutlass.const_expr(plan.column_shares > 1):
+                    # The second block of Q goes where these keys were.
+                    ends.kept_keys.wait()
                 block = following_query_block(tile, block)
 
 

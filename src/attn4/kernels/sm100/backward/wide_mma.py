@@ -1,10 +1,9 @@
 """The multiplying role where dQ is transposed: one warp issues the products of every step.
 
 In this order: dP^T of step j, the last part of dQ^T of step j - 1, dV of step j, S^T of step j + 1, dK of
-step j, other parts of its dQ^T. So the tensor core has S while dS of a step is computed. With room for only
-one block of Q, this CTA's columns of the next arrive after dK; their part of S comes after dP, which hides
-the copy. As products complete in the order of issue, a full S says that dV no longer reads the P in its
-columns, and a full dP that dK no longer reads the dS in its.
+step j, other parts of its dQ^T. So the tensor core has S while dS of a step is computed. As products complete
+in the order of issue, a full S says that dV no longer reads the P in its columns, and a full dP that dK no
+longer reads the dS in its.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from attn4.kernels.dsl import tcgen05, tensor_memory
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.sm100.backward.mma import operand_b, operands, steps
-from attn4.kernels.sm100.backward.wide_load import early_parts
 
 LOG2_MOST_STEPS = 30
 """The number of a step has no bits from here on, which the compiler does not know."""
 
 
 class Products(Fixed):
-    """The products and their operands; of queries by slot, of keys by part, this CTA's columns first.
+    """The products and their operands; of queries by slot, of values by part, this CTA's columns first. The
+    other CTA's columns of K are operand A in tensor memory.
 
     ``shared`` are tiles in shared memory by name, "dq_keys" those columns of K that each part of dQ takes.
     """
@@ -33,7 +32,6 @@ class Products(Fixed):
     def __init__(self, plan, dtype, shared, tensor):
         self.plan = plan
         self.shares = plan.column_shares
-        self.early = early_parts(plan)
         self.zero = 0
         rows, queries = plan.tile_n, plan.tile_m
         self.columns, self.columns_v = plan.head_dim // self.shares, plan.head_dim_v // self.shares
@@ -57,6 +55,9 @@ class Products(Fixed):
         self.dq = tensor.accumulator("dq", self.dq_mma)
         self.probabilities = tensor.operand_in_halves("probabilities", self.dv_mma, dtype)
         self.dscores = tensor.operand_in_halves("dscores", self.dk_mma, dtype)
+        if self.shares > 1:
+            self.kept_mma = tcgen05.tiled_product(dtype, (rows, queries), k_major, tcgen05.TENSOR)
+            self.kept = tensor.operand("kept_keys", self.kept_mma, dtype)
 
     def of_step(self, step):
         """These products, of which no descriptor outlives a step: ptxas would keep those that depend on
@@ -72,8 +73,12 @@ class Products(Fixed):
 
     def add_scores(self, part: int, slot):
         """Issue a part of S^T = K Q^T; the other CTA's columns come first."""
-        operands = self.slot(self.key, self.shares - 1 - part), self.slot(self.query, slot)
-        tcgen05.issue(self.scores_mma, self.scores, operands, steps(self.columns), part > 0)
+        query = self.slot(self.query, slot)
+        if part < self.shares - 1:
+            tcgen05.issue(self.kept_mma, self.scores, (self.kept, query), steps(self.columns), False)
+        else:
+            operands = self.slot(self.key, 0), query
+            tcgen05.issue(self.scores_mma, self.scores, operands, steps(self.columns), part > 0)
 
     def add_dprobabilities(self, part: int, slot):
         """Issue a part of dP^T = V dO^T, as of S^T."""
@@ -109,19 +114,20 @@ def multiply(count, products, ends):
         for _ in cutlass.range_constexpr(products.shares):
             ends.value.wait()
             ends.value.advance()
-            ends.key.wait()
-            ends.key.advance()
-        ends = scores(products, ends, range(products.early))
+        ends.key.wait()
+        if cutlass.const_expr(products.shares > 1):
+            ends.kept_keys.wait()
+            tensor_memory.after_wait()
+        ends = scores(products, ends)
         accumulate = cutlass.Boolean(False)
         for step in cutlass.range(count, unroll=1):
             mine = products.of_step(step)
             ends, dout = dprobabilities(mine, ends)
-            ends = scores(mine, ends, range(products.early, products.shares))
             if accumulate:
                 ends = last_queries(mine, ends)
             ends = values(mine, ends, dout, accumulate)
             if step + 1 < count:
-                ends = scores(mine, ends, range(products.early))
+                ends = scores(mine, ends)
             else:
                 ends.dv.commit()
             ends = keys(mine, ends, accumulate)
@@ -146,18 +152,17 @@ def dprobabilities(products, ends):
 
 
 @cute.jit
-def scores(products, ends, parts: cutlass.Constexpr):
-    """Some parts of S^T of a step; this CTA's columns of Q, the last ones, are kept for dK."""
+def scores(products, ends):
+    """S^T of a step; this CTA's columns of Q, the last ones, are kept for dK."""
     own = products.shares - 1
-    for part in cutlass.range_constexpr(parts.start, parts.stop):
+    for part in cutlass.range_constexpr(products.shares):
         slot = ends.query.wait()
         products.add_scores(part, slot)
         if cutlass.const_expr(part < own):
             ends.query.release(slot)
-        else:
-            ends.scores.commit()
-            ends.scores.advance()
         ends.query.advance()
+    ends.scores.commit()
+    ends.scores.advance()
     return ends
 
 
