@@ -68,6 +68,9 @@ that two slots of K come round; the wide one is a cluster that takes two. In det
 turns are tampered with: the rest is that of the others.
 """
 
+KEEPER = ("granted", "added")
+"""Channels of the warp that keeps the turns of deterministic sums on Hopper."""
+
 GRADIENTS = 1
 """The second of the three launches."""
 
@@ -120,7 +123,9 @@ def faults(name: str) -> dict[str, Fault]:
     recording, sites, rings = kernel(name)
     ptx = recording.launch.ptx
     if KERNELS[name].deterministic:
-        return {fault.name: fault for fault in _of_turns(ptx)}
+        keeper = {ring: rings[ring] for ring in KEEPER if ring in rings}
+        found = [*_of_turns(ptx), *_of_channels(ptx, sites, keeper, set())]
+        return {fault.name: fault for fault in found}
     redundant = REDUNDANT.get(name, set())
     found = [*_of_channels(ptx, sites, rings, redundant), *of_orders(_described(name), ptx, sites)]
     if any(channel["name"] == "turn" for channel in _described(name)["channels"]):
