@@ -174,12 +174,12 @@ def test_what_has_no_kernel_has_no_report(capsys):
     assert "there is no kernel to read" in capsys.readouterr().err
 
 
-def plan(head_dim, mask, arch="sm_100a", head_dim_v=None, direction="forward"):
+def plan(head_dim, mask, arch="sm_100a", head_dim_v=None, direction="forward", cta_group=1):
     problem = Problem(
         batch=1, seqlen_q=4096, seqlen_k=4096, heads=8, kv_heads=8, head_dim=head_dim,
         head_dim_v=head_dim_v or head_dim, mask=mask, direction=direction,
     )  # fmt: skip
-    return choose(problem, machine(arch), cta_group=1)
+    return choose(problem, machine(arch), cta_group=cta_group)
 
 
 def report(*given, **named):
@@ -285,6 +285,17 @@ def test_the_report_of_a_backward_kernel_goes_by_its_plans_names():
     assert {"reduce", "compute", "mma", "load"} <= set(names)
     assert found.compiled.role("compute").steady.counts["MUFU.EX2"] == 64
     assert found.compiled.stack == 0
+
+
+@needs_dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, WINDOW], ids=lambda mask: mask.kind)
+def test_the_backward_by_pairs_spills_nothing_and_a_whole_warp_issues_products(mask):
+    """A spill in any role makes ptxas elect a lane for each product: some 1,000 issue slots."""
+    found = report(128, mask, direction="backward", cta_group=2)
+    assert found.problems() == ()
+    assert found.compiled.stack == 0
+    assert found.compiled.role("mma").steady.slots <= 230
 
 
 def test_every_class_is_named_once():

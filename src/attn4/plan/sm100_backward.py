@@ -115,7 +115,7 @@ def backward_schedule(problem: Problem) -> Schedule:
 def backward_roles(cta_group: int) -> tuple[Role, ...]:
     """Warpgroups for dQ and for the elementwise work; registers are 512 for each lane of a warp."""
     pair = cta_group == 2
-    reduce, compute, other = 104, 152, 104
+    reduce, compute, other = (96, 160, 96) if pair else (104, 152, 104)
     rest = (
         (
             Role(
