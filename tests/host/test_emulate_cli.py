@@ -107,7 +107,7 @@ def test_gradients_are_compared_with_the_oracle(capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--backward", "--head-dim", "256"], "head_dim is 256"),
+        (["--backward", "--head-dim", "264"], "head_dim is 264"),
         (["--arch", "sm_80"], "'sm_80' is not emulated"),
         (["--head-dim", "100"], "head_dim is 100"),
         (["--heads", "3", "--kv-heads", "2"], "3 query heads"),
