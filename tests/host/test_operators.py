@@ -11,7 +11,8 @@ from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn4 import flash_attn_func, flash_attn_varlen_func
-from attn4.ops import autograd, gradient, library, operands
+from attn4.ops import autograd, library, operands
+from attn4.ops import gradient as backward_pass
 from cases import CASES
 
 CU = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
@@ -330,7 +331,7 @@ def test_a_gradient_needs_the_lse_that_was_left_out():
 
 def test_a_gradient_that_no_kernel_gives_is_refused_by_the_operator_too(monkeypatch):
     missing = "A machine without a backward kernel; there is the reference."
-    monkeypatch.setattr(gradient, "runnable", lambda *_: (missing,))
+    monkeypatch.setattr(backward_pass, "runnable", lambda *_: (missing,))
     q, k, v = _qkv(1, 16, 1, 192, dtype=torch.bfloat16, grad=True)
     where = {"backend": "emulator", "arch": "sm_90a"}
     with pytest.raises(NotImplementedError, match=r"requires a gradient.*reference"):
