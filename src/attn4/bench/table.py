@@ -36,7 +36,8 @@ def by_case(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
 def compare(cell: dict[str, Row], against: str | None = None) -> Comparison | None:
     """attn4 over the best peer of a cell, or over the one named; None unless both were timed."""
     times = {name: row.timing.p50_us for name, row in cell.items() if row.timing is not None}
-    peers = [name for name in times if name != OWN and against in (None, name)]
+    others = [name for name in times if name != OWN and not name.startswith(f"{OWN}-")]
+    peers = [name for name in others if against in (None, name)]
     if OWN not in times or not peers:
         return None
     best = min(peers, key=times.__getitem__)
