@@ -23,7 +23,7 @@ from attn4.plan.plan import Plan
 from emulated.backward_kernel import backward_plan, differentiate, pair_plan
 from gradient_judge import incoming
 from planted import channels
-from planted.blackwell import Fault, first_report, of_counts, of_orders
+from planted.blackwell import Fault, first_report, of_counts, of_orders, tabulate
 from planted.channels import Ring
 from planted.replay import Recording, recorded
 from planted.waits import Site, executed
@@ -232,17 +232,7 @@ def differing(name: str, ptx: str | None = None) -> tuple[str, list[str]] | None
 
 def main(arguments: list[str]) -> int:
     """Print the table."""
-    part = arguments.pop() if len(arguments) == 2 else ""
-    for name in arguments or KERNELS:
-        print(f"## {name}\n\n| fault | schedule | found |\n|---|---|---|")
-        for fault in faults(name).values():
-            if part not in fault.name:
-                continue
-            found = found_by(name, fault.plant())
-            words = "| | NOT FOUND |" if found is None else f"| {found[0]} | {', '.join(found[1])} |"
-            print(f"| {fault.name} {words}", flush=True)
-        print()
-    return 0
+    return tabulate(arguments, KERNELS, faults, found_by)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ their names, as Markdown.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -148,18 +148,36 @@ def first_report(recording: Recording, ptx: str, sms: int = 1) -> tuple[str, Rep
     return None
 
 
-def main(arguments: list[str]) -> int:
+def tabulate(
+    arguments: list[str],
+    kernels: Iterable[str],
+    faults: Callable[[str], dict[str, Fault]],
+    found_by: Callable[[str, str], tuple[str, Sequence[str]] | None],
+) -> int:
+    """Print how each fault is found, as Markdown: of the kernels in ``arguments``, or of all ``kernels``; of
+    one kernel those with the second argument in their names. ``found_by`` a schedule, and what it reports.
+    """
     part = arguments.pop() if len(arguments) == 2 else ""
-    for name in arguments or KERNELS:
+    for name in arguments or kernels:
         print(f"## {name}\n\n| fault | schedule | found |\n|---|---|---|")
         for fault in faults(name).values():
             if part not in fault.name:
                 continue
-            found = reported(name, fault.plant())
-            words = "| | NOT FOUND |" if found is None else f"| {found[0]} | {', '.join(found[1].kinds)} |"
+            found = found_by(name, fault.plant())
+            words = "| | NOT FOUND |" if found is None else f"| {found[0]} | {', '.join(found[1])} |"
             print(f"| {fault.name} {words}", flush=True)
         print()
     return 0
+
+
+def found_by(name: str, ptx: str) -> tuple[str, list[str]] | None:
+    """Under which schedule a kernel of this file, changed, is reported first, and what."""
+    found = reported(name, ptx)
+    return None if found is None else (found[0], found[1].kinds)
+
+
+def main(arguments: list[str]) -> int:
+    return tabulate(arguments, KERNELS, faults, found_by)
 
 
 if __name__ == "__main__":
