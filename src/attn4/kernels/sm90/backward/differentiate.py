@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
 from attn4.kernels.dsl import math, mma
@@ -19,9 +19,7 @@ from attn4.kernels.shared.key_tiles import first_query_block, following_query_bl
 from attn4.kernels.shared.softmax import to_operand
 from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-
-PAIR = 2
-"""Neighbouring columns that a thread holds of each 8 of an accumulator."""
+from attn4.kernels.sm90.backward.elements import PAIR, Elements
 
 
 class Walk(Carried):
@@ -82,15 +80,14 @@ class Operands(Fixed):
 
 
 class Worker(Fixed):
-    """What a warpgroup keeps through the kernel; ``stats`` are negated LSE and delta, (rows, 2, slots)."""
+    """What a warpgroup keeps through the kernel; ``stats`` as of `Elements`."""
 
     def __init__(self, ops: Operands, bounds, lengths, scale_log2, stats, turn):
         self.plan = ops.plan
         self.ops = ops
-        self.bounds = bounds
         self.lengths = lengths
         self.scale_log2 = scale_log2
-        self.stats = stats
+        self.elements = Elements(ops.plan, ops.dtype, (bounds, 0), ops.thread, stats)
         self.turn = turn
         self.dv = mma.accumulator(ops.dv_mma, (self.plan.tile_n, self.plan.head_dim_v))
         self.dk = mma.accumulator(ops.dk_mma, (self.plan.tile_n, self.plan.head_dim))
@@ -133,17 +130,11 @@ class Worker(Fixed):
         """Pairs of queries of a step that a thread has."""
         return self.plan.tile_m // 4 // PAIR
 
-    @cute.jit
-    def hide(self, scores, walk):
-        """Make -inf of the scores that the mask hides."""
-        if self.bounds.hides(walk.tile, walk.block):
-            self._mask(scores, walk)
-
     def exponentiate(self, scores, pair: int, slot):
         """P^T of one pair of the queries in ``slot``, rounded for dV."""
         by_row = mma.by_row(scores)
         words = cute.recast_tensor(self.ops.probabilities, Int32)
-        lse = self._pair(0, pair, slot)
+        lse = self.elements.statistic(0, pair, slot)
         for half in range(2):
             both = [
                 cute.math.exp2(by_row[half, PAIR * pair + i] * self.scale_log2 + lse[i], fastmath=True)
@@ -160,36 +151,8 @@ class Worker(Fixed):
     def differentiate(self, dprobabilities, slot):
         """dS^T = P^T (dP^T - delta), rounded, in registers; dP^T is of the queries in ``slot``."""
         words = cute.recast_tensor(self.ops.probabilities, Int32)
-        dscores = mma.by_row(dprobabilities)
-        for pair in cutlass.range_constexpr(cute.size(dscores, mode=[1]) // PAIR):
-            delta = self._pair(1, pair, slot)
-            for half in cutlass.range_constexpr(2):
-                both = math.unpack(words[2 * pair + half], self.ops.dtype)
-                for i in cutlass.range_constexpr(PAIR):
-                    column = PAIR * pair + i
-                    dscores[half, column] = both[i] * (dscores[half, column] + delta[i])
+        self.elements.differentiate(dprobabilities, words, slot)
         to_operand(dprobabilities, self.ops.dscores)
-
-    def _pair(self, kind: int, pair: int, slot):
-        """A statistic of this thread's queries 8 ``pair`` on."""
-        held = cute.make_rmem_tensor(PAIR, Float32)
-        pairs = cute.zipped_divide(self.stats[None, kind, slot], (PAIR,))
-        cute.autovec_copy(pairs[None, 4 * pair + cute.arch.lane_idx() % 4], held)
-        return held
-
-    @cute.jit
-    def _mask(self, scores, walk):
-        by_row = mma.by_row(scores)
-        first_query = walk.block * self.plan.tile_m + PAIR * (cute.arch.lane_idx() % 4)
-        for half in cutlass.range_constexpr(2):
-            key = mma.first_row(self.ops.thread) + 8 * half
-            begin, end = self.bounds.seen_by(walk.tile, key, first_query)
-            for i in cutlass.range_constexpr(cute.size(by_row, mode=[1])):
-                column = 8 * (i // 2) + i % 2
-                visible = column >= begin
-                if cutlass.const_expr(self.bounds.kind == "window"):
-                    visible = visible and column < end
-                by_row[half, i] = by_row[half, i] if visible else -Float32.inf
 
     @cute.jit
     def share(self, slot):
@@ -315,7 +278,7 @@ def exponentiate(worker, walk, ends, scores, begun: cutlass.Constexpr = None):
     """
     slot = ends.row_stats.wait()
     mma.wait(0 if begun is None else 1)
-    worker.hide(scores, walk)
+    worker.elements.hide(scores, walk)
     for pair in cutlass.range_constexpr(worker.pairs):
         part = pair - worker.pairs // 2
         if cutlass.const_expr(begun is not None and part == 0):

@@ -1,4 +1,4 @@
-"""The elementwise half of a step: P^T and dS^T of 64 keys, in the registers of one warpgroup.
+"""The elementwise half of a step: P^T and dS^T, of 64 keys in the registers of a warpgroup.
 
 A thread holds two keys, and of each 8 queries two that follow each other (`kernels/dsl/mma.py`).
 """
@@ -31,9 +31,9 @@ def columns_at_once(head_dim: int) -> int:
 
 
 class Elements(Fixed):
-    """What a warpgroup needs; ``stats`` are negated LSE and delta, (queries, 2, slots).
+    """What warpgroups need; ``stats`` are negated LSE and delta, (queries, 2, slots).
 
-    ``first_key`` of a tile is that of the warpgroup.
+    ``thread`` is counted from the first of them, whose keys begin at ``first_key`` of a tile.
     """
 
     def __init__(self, plan, dtype, keys, thread, stats):
@@ -46,29 +46,34 @@ class Elements(Fixed):
     @cute.jit
     def exponentiate(self, scores, scale_log2, walk, slot):
         """P^T of the scores of a step, whose statistics are in ``slot``; in place."""
-        if self.bounds.hides(walk.tile, walk.block):
-            self._mask(scores, walk)
+        self.hide(scores, walk)
         by_row = mma.by_row(scores)
         for pair in cutlass.range_constexpr(cute.size(by_row, mode=[1]) // PAIR):
-            lse = self._pair(0, pair, slot)
+            lse = self.statistic(0, pair, slot)
             for half in cutlass.range_constexpr(2):
                 for i in cutlass.range_constexpr(PAIR):
                     score = by_row[half, PAIR * pair + i] * scale_log2 + lse[i]
                     by_row[half, PAIR * pair + i] = cute.math.exp2(score, fastmath=True)
 
     @cute.jit
+    def hide(self, scores, walk):
+        """Make -inf of the scores of a step that the mask hides."""
+        if self.bounds.hides(walk.tile, walk.block):
+            self._mask(scores, walk)
+
+    @cute.jit
     def differentiate(self, dprobabilities, words, slot):
         """dS^T = P^T (dP^T - delta), in place; ``words`` are P^T rounded, two queries each."""
         dscores = mma.by_row(dprobabilities)
         for pair in cutlass.range_constexpr(cute.size(dscores, mode=[1]) // PAIR):
-            delta = self._pair(1, pair, slot)
+            delta = self.statistic(1, pair, slot)
             for half in cutlass.range_constexpr(2):
                 both = math.unpack(words[2 * pair + half], self.dtype)
                 for i in cutlass.range_constexpr(PAIR):
                     column = PAIR * pair + i
                     dscores[half, column] = both[i] * (dscores[half, column] + delta[i])
 
-    def _pair(self, kind: int, pair: int, slot):
+    def statistic(self, kind: int, pair: int, slot):
         """A statistic of this thread's queries 8 ``pair`` on."""
         held = cute.make_rmem_tensor(PAIR, Float32)
         pairs = cute.zipped_divide(self.stats[None, kind, slot], (PAIR,))
