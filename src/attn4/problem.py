@@ -42,6 +42,11 @@ class Problem:
         """Query heads that share one K/V head."""
         return self.heads // self.kv_heads
 
+    @property
+    def ragged(self) -> bool:
+        """Whether sequences may differ in length, as only the device knows."""
+        return self.cu_seqlens_q or self.cu_seqlens_k or self.seqused_q or self.seqused_k
+
     def may_have_empty_rows(self, same_lengths: bool) -> bool:
         """Whether a query of a sequence with keys may see none of them. ``same_lengths``: the lengths that
         tensors hold are known to be those of queries and keys alike.
@@ -51,7 +56,6 @@ class Problem:
             return True
         if right is None:
             return False
-        read_by_kernels = self.cu_seqlens_q or self.cu_seqlens_k or self.seqused_q or self.seqused_k
-        if read_by_kernels and not same_lengths:
+        if self.ragged and not same_lengths:
             return True
-        return right < 0 if read_by_kernels else self.seqlen_q > self.seqlen_k + right
+        return right < 0 if self.ragged else self.seqlen_q > self.seqlen_k + right

@@ -78,9 +78,8 @@ def faulty(problem: Problem, where: Machine) -> tuple[str, ...]:
 
     On an H200 clusters of two CTAs over packed sequences ended in an illegal memory access (docs/log.md).
     """
-    ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
     wide = max(problem.head_dim, problem.head_dim_v) > sm90_backward.MOST_HEAD_DIM
-    if where.name != "sm_90a" or not (wide and ragged):
+    if where.name != "sm_90a" or not (wide and problem.ragged):
         return ()
     return (
         f"The backward pass of head_dim {problem.head_dim} over cu_seqlens or seqused is not launched on "

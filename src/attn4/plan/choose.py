@@ -79,8 +79,7 @@ def cta_groups(problem: Problem, machine: Machine) -> tuple[int, ...]:
             return (1,)
         return (2, 1) if sm100_backward.pairs_pay(largest) else (1, 2)
     # The halves of a pair must take equally many steps: no mask, no lengths that differ, several tiles.
-    ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
-    even = problem.mask.kind == "full" and not ragged
+    even = problem.mask.kind == "full" and not problem.ragged
     several = problem.seqlen_q > 2 * sm100.TILE_ROWS
     if not (even and several):
         return (1,)

@@ -117,8 +117,7 @@ def narrow_tile(problem: Problem) -> Tile:
 
 def schedule(problem: Problem) -> Schedule:
     """Equal tiles are dealt statically; unequal ones from a counter, longest first, by L2-sized sections."""
-    ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
-    if problem.mask.kind == "full" and not ragged:
+    if problem.mask.kind == "full" and not problem.ragged:
         return Schedule(order="linear", persistent=True, dynamic=False)
     return Schedule(order="longest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
 

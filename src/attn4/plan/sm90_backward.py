@@ -83,14 +83,9 @@ def schedule(problem: Problem) -> Schedule:
     """
     if problem.deterministic:
         return Schedule("shortest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
-    if problem.mask.kind == "full" and not ragged(problem):
+    if problem.mask.kind == "full" and not problem.ragged:
         return Schedule("linear", persistent=True, dynamic=True, rotated=True)
     return Schedule("longest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
-
-
-def ragged(problem: Problem) -> bool:
-    """Whether sequences may differ in length."""
-    return bool(problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k)
 
 
 def roles(deterministic: bool) -> tuple[Role, ...]:

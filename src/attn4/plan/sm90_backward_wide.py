@@ -110,8 +110,7 @@ def dealt(problem: Problem) -> Schedule:
     """Equal tiles are dealt to persistent clusters in advance. Others begin as SMs are free: those of a mask
     lose 30 to 40% if dealt, lengths of sequences are not known, and deterministic sums are waited for.
     """
-    ragged = problem.cu_seqlens_q or problem.cu_seqlens_k or problem.seqused_q or problem.seqused_k
-    persistent = problem.mask.kind == "full" and not (ragged or problem.deterministic)
+    persistent = problem.mask.kind == "full" and not (problem.ragged or problem.deterministic)
     return replace(schedule(problem), persistent=persistent, dynamic=False)
 
 
