@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from attn4.machine import machine
-from attn4.ops.gradient import faulty
 from attn4.plan.choose import unsupported
 from cases import CASES, ORDERED, case
 from gradient_judge import eager_gradients, gradient_oracle, incoming, judge_gradients
@@ -17,15 +16,7 @@ ROUNDED_AWAY = ("one huge key",)
 
 
 def differentiable(case):
-    problem, where = replace(case.problem(), direction="backward"), machine("sm_90a")
-    return not unsupported(problem, where) and not faulty(problem, where)
-
-
-def test_wide_heads_over_packed_sequences_are_refused():
-    named = case("packed self 256 full")
-    inputs = named.inputs("cuda")
-    with pytest.raises(NotImplementedError, match="not launched on"):
-        gradients(named, inputs, incoming(named, inputs))
+    return not unsupported(replace(case.problem(), direction="backward"), machine("sm_90a"))
 
 
 def gradients(case, inputs, given, **options):

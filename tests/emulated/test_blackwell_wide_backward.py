@@ -18,6 +18,7 @@ from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
 from attn4.plan.feeds import Step, feeds
+from attn4.plan.sm100_backward_wide import COLUMNS_OUTSIDE
 from emulated.backward_kernel import backward_plan, differentiate, judged, sum_bits
 from gradient_judge import incoming
 from problem_case import Case
@@ -30,10 +31,10 @@ pytestmark = [
 GRADIENTS = 1
 """Of the three launches, the second."""
 
-DIMS = ((136, 136), (160, 160), (192, 192), (192, 128), (256, 256))
+DIMS = ((136, 136), (160, 160), (168, 168), (192, 192), (192, 128), (256, 256))
 """Head dimensions of Q and K, and of V: halves of 192 and 256 columns, and all columns of (192, 128)."""
 
-KERNELS = DIMS[2:]
+KERNELS = DIMS[3:]
 """Those that fill their tiles."""
 
 BASE = Case(name="", batch=1, seqlen_q=100, seqlen_k=150, heads=1, kv_heads=1)
@@ -83,7 +84,12 @@ def test_halves_of_the_columns_of_keys_are_differentiated_in_two_ctas():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_gradients_are_those_of_attention(dims, kind):
-    judged(of(dims, **KINDS[kind]), Random(3))
+    chosen = of(dims, **KINDS[kind])
+    if chosen.head_dim <= COLUMNS_OUTSIDE and chosen.problem().ragged:
+        with pytest.raises(NotImplementedError, match="Pad head_dim with zeros to 168"):
+            judged(chosen, Random(3))
+        return
+    judged(chosen, Random(3))
 
 
 @pytest.mark.slow

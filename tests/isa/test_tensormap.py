@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -227,6 +228,44 @@ def test_a_tensor_map_past_its_allocation_is_out_of_bounds():
     longer = TensorMap(tensor_map.address, "f32", (16, 12), tensor_map.strides, tensor_map.box)
     with pytest.raises(MemoryFault, match="belong to no allocation"):
         bulk.load_tile(longer, memory, SharedMemory(1024), 0x400, (0, 7))
+
+
+def ragged(tensor_map):
+    """The same tensor through a map that begins 64 rows before it, with a second mode of its rows."""
+    rows, stride = 64, tensor_map.strides[1]
+    return replace(
+        tensor_map,
+        address=tensor_map.address - rows * stride,
+        shape=(*tensor_map.shape[:1], rows, 2 * rows + 1),
+        strides=(*tensor_map.strides[:1], stride, stride),
+        box=(*tensor_map.box, 1),
+    )
+
+
+def test_to_load_a_box_wholly_outside_reads_the_first_element():
+    tensor_map, memory, view = make((16, 8), "f32", (16, 4))
+    assert not bulk.gather_tile(tensor_map, memory, (0, 8)).any()
+    assert not bulk.gather_tile(tensor_map, memory, (-16, 2)).any()
+    far = ragged(tensor_map)
+    tile = bulk.gather_tile(far, memory, (0, 63, 6)).view(view.dtype).reshape(4, 16)
+    np.testing.assert_array_equal(tile[0], view[5])
+    assert not tile[1:].any()
+    for outside in ((0, 64, 6), (0, -4, 6), (16, 62, 6), (0, 62, 129)):
+        with pytest.raises(MemoryFault, match="wholly outside its tensor"):
+            bulk.gather_tile(far, memory, outside)
+
+
+@pytest.mark.parametrize("write", [bulk.put_tile, partial(bulk.combine_tile, operation="add")])
+def test_a_store_wholly_before_its_tensor_is_a_fault_and_past_its_end_nothing(write):
+    tensor_map, memory, view = make((16, 8), "f32", (16, 4))
+    before, tile = view.copy(), np.ones((4, 64), np.uint8)
+    for at in ((16, 2), (0, 8)):
+        write(tensor_map, memory, tile, at)
+    write(ragged(tensor_map), memory, tile[None], (0, 64, 6))
+    np.testing.assert_array_equal(view, before)
+    for at in ((-16, 2), (0, -4)):
+        with pytest.raises(MemoryFault, match="a box that ends at 0"):
+            write(tensor_map, memory, tile, at)
 
 
 def test_a_tile_past_shared_memory_or_misaligned_is_a_fault():

@@ -14,7 +14,6 @@ from attn4.ops import gpu
 from attn4.ops.call import NO_VECTORS, Call, Vectors
 from attn4.ops.reference import ReferenceGradient
 from attn4.ops.workspace import counter, uninitialised
-from attn4.plan import sm90_backward
 from attn4.plan.choose import choose, runnable
 from attn4.plan.plan import Plan
 from attn4.plan.workspace import workspace
@@ -62,30 +61,12 @@ def refuse_without_gradient(call: Call) -> None:
     """Raise NotImplementedError, with every reason, where the backend has no backward pass for the call."""
     if call.backend == "reference":
         return
-    problem, where = replace(call.problem(), direction="backward"), gpu.target(call)
-    reasons = runnable(problem, where)
-    if call.backend == "gpu":
-        reasons = (*reasons, *faulty(problem, where))
+    reasons = runnable(replace(call.problem(), direction="backward"), gpu.target(call))
     if reasons:
         raise NotImplementedError(
             f"q, k or v requires a gradient. {' '.join(reasons)} Without gradients: torch.no_grad(), or "
             "detach the tensors."
         )
-
-
-def faulty(problem: Problem, where: Machine) -> tuple[str, ...]:
-    """Why a kernel that is right on the emulator is not launched on a GPU: it failed on one.
-
-    On an H200 clusters of two CTAs over packed sequences ended in an illegal memory access (docs/log.md).
-    """
-    wide = max(problem.head_dim, problem.head_dim_v) > sm90_backward.MOST_HEAD_DIM
-    if where.name != "sm_90a" or not (wide and problem.ragged):
-        return ()
-    return (
-        f"The backward pass of head_dim {problem.head_dim} over cu_seqlens or seqused is not launched on "
-        f"{where.chip} yet: take padded sequences of one length, head dimensions up to "
-        f"{sm90_backward.MOST_HEAD_DIM}, or backend='reference'.",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

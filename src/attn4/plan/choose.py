@@ -138,4 +138,21 @@ def unplanned(problem: Problem, machine: Machine) -> tuple[str, ...]:
             f"{given}; they must round up to the same multiple of 32, or to {UNEQUAL_HEAD_DIMS[0]} and "
             f"{UNEQUAL_HEAD_DIMS[1]}. Pad the smaller with zeros, or {REFERENCE}."
         )
-    return tuple(reasons)
+    return (*reasons, *unloadable(problem, machine))
+
+
+def unloadable(problem: Problem, machine: Machine) -> tuple[str, ...]:
+    """Why a bulk copy cannot load what a plan would have, of a problem that is valid.
+
+    The second CTA of a column share has 96 of 192 columns, in boxes of 64 and 32. One that lies wholly past
+    the head dimension is read at the first element of its view, and that of a ragged tensor is no memory.
+    """
+    most = sm100_backward_wide.COLUMNS_OUTSIDE
+    wide = sm100_backward.MOST_HEAD_DIM < problem.head_dim <= most
+    if not (machine.tensor_columns and problem.direction == "backward" and wide and problem.ragged):
+        return ()
+    return (
+        f"The backward pass of head_dim {problem.head_dim} over cu_seqlens or seqused has no kernel on "
+        f"{machine.name}. Pad head_dim with zeros to {most + HEAD_DIM_MULTIPLE} or more, pad the sequences to "
+        f"one length, or {REFERENCE}.",
+    )

@@ -41,6 +41,9 @@ SLICE = 16
 SLICES = 2
 """Slots for them."""
 
+COLUMNS_OUTSIDE = 160
+"""Up to this head dimension the last box of 192 columns, 32 wide, lies wholly outside a tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

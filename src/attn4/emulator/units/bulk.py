@@ -11,7 +11,8 @@ address, tile)`` in each CTA. ``tile_chunk_offsets(tensor_map, shared, address)`
 16-byte chunks of shared memory a tile covers.
 
 ``coordinates`` are ints, dimension 0 first, and may be negative or past the end: a load reads zero there, a
-store or reduction leaves the element out. Each function returns the bytes of the full box, clipped or not.
+store or reduction leaves the element out. To load a box that is wholly outside still reads the tensor's first
+element. Each function returns the bytes of the full box, clipped or not.
 Raises MemoryFault and DescriptorError.
 """
 
@@ -77,7 +78,9 @@ def gather_tile(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequen
     if tensor_map.nan_fill:
         tile.reshape(-1).view(np.uint16)[:] = OUTSIDE
     window = _window(tensor_map, memory, coordinates)
-    if window is not None:
+    if window is None:
+        _read_first(tensor_map, memory)
+    else:
         tile[window.slices] = window.view(window.allocation.bytes)
         _check_source(window)
     if tensor_map.tf32:
@@ -181,6 +184,7 @@ def scatter_rows(
 
 def put_tile(tensor_map: TensorMap, memory: GlobalMemory, tile: Bytes, coordinates: Sequence[int]) -> int:
     """Write a tile of ``fetch_tile`` to the box at ``coordinates``."""
+    _refuse_below(tensor_map, coordinates)
     window = _window(tensor_map, memory, coordinates)
     if window is not None:
         window.view(window.allocation.bytes)[...] = tile[window.slices]
@@ -207,6 +211,7 @@ def combine_tile(
     """Combine a tile of ``fetch_tile`` into the box at ``coordinates``."""
     element = tensor_map.element
     combine = reduction(operation, "f32 of tensor" if element == "f32" else element)
+    _refuse_below(tensor_map, coordinates)
     window = _window(tensor_map, memory, coordinates)
     if window is None:
         return tensor_map.tile_bytes
@@ -308,6 +313,29 @@ def _window(tensor_map: TensorMap, memory: GlobalMemory, coordinates: Sequence[i
         (*strides[:0:-1], 1),
         tuple(slice(lo, h) for lo, h in zip(low, high, strict=True))[::-1],
     )
+
+
+def _read_first(tensor_map: TensorMap, memory: GlobalMemory) -> None:
+    """What an H200 does to load a box that is wholly outside its tensor, which may begin at no memory."""
+    address = tensor_map.address % ADDRESS_SPACE
+    try:
+        memory.find(address, COPY_ALIGNMENT)
+    except MemoryFault as fault:
+        message = f"a box lies wholly outside its tensor, so that the first element is read: {fault}"
+        raise MemoryFault(fault.kind, message, address=address, nbytes=COPY_ALIGNMENT) from fault
+
+
+def _refuse_below(tensor_map: TensorMap, coordinates: Sequence[int]) -> None:
+    """Raise MemoryFault for a store that lies wholly before its tensor in some dimension.
+
+    Not in PTX; an H200 stops with "an illegal instruction was encountered". Past the end is no fault.
+    """
+    for dimension, (first, n) in enumerate(zip(coordinates, tensor_map.box, strict=True)):
+        if first + n <= 0:
+            message = f"a store of a box that ends at {first + n} in dimension {dimension} of its tensor"
+            raise MemoryFault(
+                "out of bounds", message, address=tensor_map.address, nbytes=tensor_map.tile_bytes
+            )
 
 
 def _check_source(window: _Window) -> None:

@@ -26,6 +26,8 @@ def bounded_rows(tensor):
     With R rows of stride s the view starts R s before the tensor and has one more mode of stride s. The
     range [begin, begin + length) is read at rows R - length on and extra coordinate begin + length: the
     address is the tensor's, and the hardware's bound R ends the range (Triton's "ragged" descriptor).
+    A box must hold a row of the range: of one that is wholly outside the hardware reads the view's first
+    element (measured, docs/measured-facts.md), and there may be no memory.
     """
     rows, dim, heads, batch = tensor.shape
     stride = tensor.stride
@@ -41,6 +43,9 @@ class RowTiles(Fixed):
     ``share``: what CTA ``rank`` of a pair holds, (1, 0, rank) a half of the columns and (2, rank, 0) every
     second tile of rows; in general (step, first, column) is tile ``step * index + first`` of the rows at
     tile ``column`` of the columns. ``ctas`` of a cluster get each copy, at the same place.
+
+    Rows past the end of a sequence are zeros, but for the first of a tile that has no others: there a bounded
+    view shows the last of the sequence once more. What they give must be hidden by a mask.
     """
 
     def __init__(self, atom, tensor, shared, bounded: bool = False, pack: int = 1, share=(1, 0, 0), ctas=1):
@@ -54,7 +59,7 @@ class RowTiles(Fixed):
 
     @cute.jit
     def of_sequence(self, head: Int32, batch: Int32, begin: Int32, length: Int32):
-        """The tiles of rows [begin, begin + length): (source partition by tile, destination by slot)."""
+        """The tiles of rows [begin, begin + length): (partition of the tensor, that of the slots, length)."""
         if cutlass.const_expr(self.bounded):
             rows = self.tensor.shape[0]
             mine = cute.domain_offset(
@@ -64,26 +69,41 @@ class RowTiles(Fixed):
             mine = self.tensor[None, None, head, batch]
             offset = begin if cutlass.const_expr(self.pack == 1) else (0, begin)
             mine = cute.domain_offset((offset, 0), mine)
-        tile = tuple(cute.size(self.shared, mode=[mode]) for mode in (0, 1))
-        source = cute.local_tile(mine, tile, (None, self.column))
-        destination, source = cpasync.tma_partition(
+        there, here = cpasync.tma_partition(
             self.atom,
             0,
             cute.make_layout(1),
             cute.group_modes(self.shared, 0, 2),
-            cute.group_modes(source, 0, 2),
+            cute.group_modes(self._tiles(mine), 0, 2),
         )
-        return source, destination
+        return here, there, length
+
+    @property
+    def _tile(self) -> tuple[int, int]:
+        rows, columns, *_ = (cute.size(mode) for mode in self.shared.shape)
+        return rows, columns
+
+    def _tiles(self, rows):
+        """(rows of a tile, its columns, tiles), of a bounded view by their first rows."""
+        if not self.bounded:
+            return cute.local_tile(rows, self._tile, (None, self.column))
+        first = cute.local_tile(rows, self._tile, (0, self.column))
+        step = cute.make_layout(rows.shape[0], stride=rows.stride[0])
+        return cute.make_tensor(first.iterator, cute.append(first.layout, step))
 
     def store(self, tiles, index, slot):
         """Start the copy of ``slot`` to tile ``index``, less what leaves the sequence."""
-        target, source = tiles
-        cute.copy(self.atom, source[None, slot], target[None, index])
+        target, source, _ = tiles
+        place = index * self._tile[0] if self.bounded else index
+        cute.copy(self.atom, source[None, slot], target[None, place])
 
     def copy(self, tiles, index, slot, barrier):
         """Start the copy of tile ``index`` into ``slot``; its bytes are reported on ``barrier``."""
-        source, destination = tiles
+        source, destination, length = tiles
         place = index * self.step + self.first
+        if self.bounded:
+            # The copy of a box that is wholly outside reads where the view begins, which may be nowhere.
+            place = cutlass.min(place * self._tile[0], length - 1)
         cute.copy(
             self.atom, source[None, place], destination[None, slot], tma_bar_ptr=barrier, **self.receivers
         )
