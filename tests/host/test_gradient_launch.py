@@ -95,7 +95,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(check, "backend_of", lambda name, device: "reference" if name else "gpu")
     for table in ("_launches", "_gradients"):
         monkeypatch.setattr(prepared, table, {})
-    for table in ("_known", "_recent", "_ready"):
+    for table in ("_known", "_recent"):
         monkeypatch.setattr(dispatch, table, {})
     return loaded
 
@@ -194,6 +194,31 @@ def test_the_forward_kernel_writes_an_lse_only_for_gradients(kernels):
     with torch.no_grad():
         flash_attn_func(q, k, v)
     assert [plan.lse for plan in kernels] == [True, False]
+
+
+def test_calls_of_one_shape_differ_in_what_needs_a_gradient(kernels):
+    tensors = _qkv(2, 64, 4, 64, grad=False)
+    given = [
+        [x.clone().requires_grad_(needed) for x, needed in zip(tensors, needs, strict=True)]
+        for needs in ((True, True, True), (False, True, False), (False, False, False), (True, False, True))
+    ]
+    for _ in range(2):
+        for leaves in (*given, *reversed(given)):
+            out = flash_attn_func(*leaves)
+            assert out.requires_grad == any(x.requires_grad for x in leaves)
+            with torch.no_grad():
+                assert torch.equal(flash_attn_func(*leaves), out)
+            if out.requires_grad:
+                out.sum().backward()
+            assert [x.grad is not None for x in leaves] == [x.requires_grad for x in leaves]
+
+
+def test_out_is_refused_call_after_call_while_gradients_are_recorded(kernels):
+    leaves = _qkv(2, 64, 4, 64)
+    flash_attn_func(*leaves)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="while gradients are recorded"):
+            flash_attn_func(*leaves, out=torch.empty(2, 64, 4, 64, dtype=torch.bfloat16))
 
 
 def test_what_is_prepared_once_serves_all_calls_of_a_signature(kernels, monkeypatch):
@@ -322,8 +347,7 @@ def test_double_backward_through_a_kernel_is_refused(kernels):
 
 
 def test_memory_of_a_pass_is_cut_at_128_bytes():
-    like = torch.zeros(1, dtype=torch.bfloat16)
-    pieces = workspace.uninitialised(like, [(3, 5), (2, 1, 7), (128,), (1,)])
+    pieces = workspace.uninitialised([torch.empty(x) for x in [(3, 5), (2, 1, 7), (128,), (1,)]])
     assert [tuple(x.shape) for x in pieces] == [(3, 5), (2, 1, 7), (128,), (1,)]
     assert all(x.data_ptr() % 128 == 0 and x.dtype == torch.float32 for x in pieces)
     for value, x in enumerate(pieces):

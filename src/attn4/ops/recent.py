@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 
 from attn4.ops import gpu
 from attn4.ops.call import NO_VECTORS, Vectors
-from attn4.ops.check import records_gradient
-from attn4.ops.prepared import Key, kinds
+from attn4.ops.gradient import Gradient
+from attn4.ops.prepared import Key, Launch, kinds
 from attn4.ops.watched import transformed, watched
 
 Likeness = Callable[[Tensor, Tensor, Tensor], bool]
@@ -22,26 +22,46 @@ _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """What calls with a gradient share: operands that are not tensors, and both passes."""
+
+    settings: tuple[Any, ...]
+    launch: Launch
+    gradient: Gradient
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Recent:
-    """A kernel's launch without gradients.
+    """A kernel's launch, with ``ready`` of a call with a gradient.
 
     ``kinds`` are those of the length tensors; ``autocast`` is the dtype of the region around the
     call, None outside of one.
     """
 
     launch: gpu.Launch
+    ready: Ready | None
     alike: Likeness
     kinds: Key | None
     autocast: torch.dtype | None
     device_type: str
 
     @classmethod
-    def of(cls, launch: gpu.Launch, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors) -> Recent:
+    def of(
+        cls,
+        launch: gpu.Launch,
+        ready: Ready | None,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        vectors: Vectors,
+    ) -> Recent:
         """The launch of these checked tensors."""
-        kind = q.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        kind = tensors[0].device.type
         return cls(
-            launch, likeness(q, k, v), None if vectors is NO_VECTORS else kinds(vectors), autocast, kind
+            launch=launch,
+            ready=ready,
+            alike=likeness(*tensors),
+            kinds=None if vectors is NO_VECTORS else kinds(vectors),
+            autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+            device_type=kind,
         )
 
     def fits(self, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors) -> bool:
@@ -55,8 +75,8 @@ class Recent:
 
 
 def likeness(*tensors: Tensor) -> Likeness:
-    """Whether other tensors have the type, dtype, device, sizes and strides of these, and no gradient, with
-    no transform, mode or autocast region around them that is not there now.
+    """Whether other tensors have the type, dtype, device, sizes and strides of these, and need gradients as
+    they do, with no transform, mode or autocast region around them that is not there now.
 
     torch.compile's own check takes 0.2 us for all of that, Python 2 us; but it wants different tensors.
     """
@@ -73,7 +93,6 @@ def likeness(*tensors: Tensor) -> Likeness:
     def alike(*given: Tensor) -> bool:
         return (
             _layout(*given) == expected
-            and not records_gradient(*given)
             and not watched(*given)
             and not transformed()
             and torch._C._is_any_autocast_enabled() == autocast
@@ -83,4 +102,4 @@ def likeness(*tensors: Tensor) -> Likeness:
 
 
 def _layout(*tensors: Tensor) -> list[Any]:
-    return [(x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors]
+    return [(x.shape, x.stride(), x.dtype, x.get_device(), x.requires_grad) for x in tensors]
