@@ -231,6 +231,7 @@ def test_what_is_prepared_once_serves_all_calls_of_a_signature(kernels, monkeypa
     assert len(launched(kernels)) == 2
 
 
+@pytest.mark.fault("G11")
 @pytest.mark.parametrize(
     "change",
     [{"causal": True}, {"window_size": (4, 4)}, {"softmax_scale": 0.5}, {"return_lse": True}],
@@ -248,6 +249,7 @@ def test_another_option_is_another_gradient_in_both_orders(kernels, change):
             assert torch.equal(x.grad, y.grad)
 
 
+@pytest.mark.fault("G1", "G2")
 @pytest.mark.parametrize(
     "feature",
     [{"score_mod": max}, {"mask_mod": max}, {"learnable_sink": torch.zeros(4, requires_grad=True)}],
@@ -259,6 +261,7 @@ def test_a_feature_that_is_not_built_is_refused_not_left_out_of_the_gradient(ker
     assert not kernels
 
 
+@pytest.mark.fault("G8")
 def test_lengths_of_any_value_take_the_same_kernels(kernels):
     """The fault of compiling anew in each backward pass, for a hint that changes."""
     for total, longest in ((60, 40), (90, 41), (130, 42)):
@@ -270,6 +273,7 @@ def test_lengths_of_any_value_take_the_same_kernels(kernels):
     assert [plan.direction for plan in kernels] == ["forward", "backward"]
 
 
+@pytest.mark.fault("D4")
 def test_stride_zero_of_a_batch_of_one_is_no_stride_of_a_later_batch(kernels):
     single = [x.as_strided((1, *x.shape[1:]), (0, *x.stride()[1:])) for x in _qkv(1, 64, 2, 64, grad=False)]
     for tensors in (single, _qkv(3, 64, 2, 64, grad=False), single):
@@ -280,6 +284,7 @@ def test_stride_zero_of_a_batch_of_one_is_no_stride_of_a_later_batch(kernels):
             assert torch.equal(x.grad, y.grad)
 
 
+@pytest.mark.fault("C13")
 def test_only_empty_segments_launch_nothing_and_give_zeros(kernels):
     leaves = _qkv(4, 2, 64)
     cu_seqlens = torch.zeros(1, dtype=torch.int32)

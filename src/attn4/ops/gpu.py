@@ -183,11 +183,12 @@ def aligned(*tensors: Tensor) -> bool:
 
 def movable(x: Tensor) -> Tensor:
     """``x`` itself, or a contiguous copy where the copy engine could not take it."""
-    if x.is_contiguous() and aligned(x) and not x.shape[-1] * x.element_size() % ALIGNMENT_BYTES:
-        return x
-    if x.stride(-1) != 1 or _uneven(x) or not aligned(x):
-        return x.clone(memory_format=torch.contiguous_format)
-    return x
+    if x.data_ptr() % ALIGNMENT_BYTES == 0:
+        if x.is_contiguous() and x.shape[-1] * x.element_size() % ALIGNMENT_BYTES == 0:
+            return x
+        if x.stride(-1) == 1 and not _uneven(x):
+            return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def movable_vectors(vectors: Vectors) -> Vectors:

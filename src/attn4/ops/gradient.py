@@ -144,7 +144,7 @@ class KernelGradient:
         kernels = self._kernels.get(grad_lse is not None) or self._load(q, grad_lse is not None)
         if self.scattered:
             vectors = gpu.movable_vectors(vectors)
-        if self.scattered or not gpu.aligned(q, k, v):
+        if self.scattered or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % gpu.ALIGNMENT_BYTES:
             q, k, v = gpu.movable(q), gpu.movable(k), gpu.movable(v)
         kernels.function(
             q,
