@@ -97,7 +97,7 @@ class Case:
         return f"{self.set_name}-d{self.dims}{heads}-{self.mask_name}-{short_length(self.seqlen)}{packed}"
 
     def problem(self) -> Problem:
-        """The same case as the planner sees it; the log-sum-exp is not asked for. Of both the backward pass."""
+        """The same case as the planner sees it, without the log-sum-exp; of both passes the backward one."""
         return Problem(
             batch=self.batch,
             seqlen_q=self.seqlen,
