@@ -65,7 +65,7 @@ def attend(
         return _apply(q, k, v, vectors, ready, options, out)
     if out is not None:
         check_out(out, recent.launch.out_like, (q, k, v))
-    return recent.launch(q, k, v, vectors, out)
+    return recent.run(q, k, v, vectors, out)
 
 
 def _known_for(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...]) -> Recent | None:

@@ -62,21 +62,30 @@ class Launch:
             return _fill_empty(out, lse)
         if self.scattered:
             q, k, v, vectors = movable(q), movable(k), movable(v), movable_vectors(vectors)
-        constants = (
-            self.softmax_scale,
-            self.window_left,
-            self.window_right,
-            *vectors,
-            workspace.counter(self.device) if self.counted else None,
-            self.ctas,
-        )
+        cu_q, cu_k, used_q, used_k, order = vectors
         try:
-            self.kernel(q, k, v, out, lse, *constants)
+            self.kernel(
+                q,
+                k,
+                v,
+                out,
+                lse,
+                self.softmax_scale,
+                self.window_left,
+                self.window_right,
+                cu_q,
+                cu_k,
+                used_q,
+                used_k,
+                order,
+                workspace.counter(self.device) if self.counted else None,
+                self.ctas,
+            )
         except ValueError:
             # A kernel looks at the addresses itself: to ask for them in each call costs half a microsecond.
             if aligned(q, k, v):
                 raise
-            self.kernel(movable(q), movable(k), movable(v), out, lse, *constants)
+            return self(movable(q), movable(k), movable(v), vectors, out)
         return out if lse is None else (out, lse)
 
 
