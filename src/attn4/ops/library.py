@@ -65,7 +65,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     save(ctx, inputs, output)
 
 
-_library = torch.library.Library("attn4", "FRAGMENT")
+_library: Any = torch.library.Library("attn4", "FRAGMENT")  # type: ignore[no-untyped-call]
 """What is registered stays as long as this does."""
 
 
