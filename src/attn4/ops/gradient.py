@@ -91,11 +91,14 @@ def faulty(problem: Problem, where: Machine) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """The kernels of a pass, by one function, and tensors without memory like those that it works in."""
+    """The kernels of a pass, by one function, and tensors without memory like its results and like those that
+    it works in.
+    """
 
     function: Callable[..., None]
     counted: bool
-    room: tuple[Tensor, Tensor, Tensor]
+    results: Triple
+    room: Triple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,12 +139,13 @@ class KernelGradient:
             with torch.cuda.device(self.device):
                 return self(grad_out, grad_lse, inputs, results, vectors)
         out, lse = results
-        gradients = _like(q), _like(k), _like(v)
+        kernels = self._kernels.get(grad_lse is not None) or self._load(inputs, grad_lse is not None)
+        like_q, like_k, like_v = kernels.results
+        gradients = torch.empty_like(like_q), torch.empty_like(like_k), torch.empty_like(like_v)
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         elif self.problem.may_have_empty_rows(_same_lengths(vectors)):
             grad_out = _without_empty_rows(grad_out, lse)
-        kernels = self._kernels.get(grad_lse is not None) or self._load(q, grad_lse is not None)
         if self.scattered:
             vectors = gpu.movable_vectors(vectors)
         if self.scattered or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % gpu.ALIGNMENT_BYTES:
@@ -164,19 +168,24 @@ class KernelGradient:
         )
         return gradients
 
-    def _load(self, q: Tensor, with_lse: bool) -> Kernels:
+    def _load(self, inputs: Triple, with_lse: bool) -> Kernels:
+        q, k, v = inputs
         plan = choose(replace(self.problem, lse=with_lse), self.machine)
         room = workspace(plan, self.problem.batch, q.shape[-2], q.shape[-3])
-        minus_lse, minus_delta, dq_sum = (
-            gpu.without_memory(q.new_empty(shape, dtype=torch.float32))
-            for shape in (room.row_stats, room.row_stats, room.dq_sum)
+
+        def like(x: Tensor) -> Tensor:
+            return gpu.without_memory(x.new_empty(x.shape))
+
+        def memory(shape: tuple[int, ...]) -> Tensor:
+            return gpu.without_memory(q.new_empty(shape, dtype=torch.float32))
+
+        made = Kernels(
+            self.load(plan),
+            plan.schedule.counted,
+            (like(q), like(k), like(v)),
+            (memory(room.row_stats), memory(room.row_stats), memory(room.dq_sum)),
         )
-        made = Kernels(self.load(plan), plan.schedule.counted, (minus_lse, minus_delta, dq_sum))
         return self._kernels.setdefault(with_lse, made)
-
-
-def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _zeros(x: Tensor) -> Tensor:
