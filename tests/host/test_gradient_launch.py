@@ -231,6 +231,19 @@ def test_what_is_prepared_once_serves_all_calls_of_a_signature(kernels, monkeypa
     assert len(launched(kernels)) == 2
 
 
+def test_a_call_like_the_last_one_is_found_without_its_signature(kernels, monkeypatch):
+    def forbidden(*_):
+        raise AssertionError("a signature is hashed")
+
+    leaves = _qkv(2, 64, 4, 64)
+    flash_attn_func(*leaves)
+    monkeypatch.setattr(dispatch, "signature", forbidden)
+    flash_attn_func(*leaves)
+    flash_attn_func(*(x.detach().clone().requires_grad_() for x in leaves))
+    with pytest.raises(AssertionError, match="hashed"):
+        flash_attn_func(*(x[:, :32] for x in leaves))
+
+
 @pytest.mark.fault("G11")
 @pytest.mark.parametrize(
     "change",
