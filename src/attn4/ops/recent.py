@@ -13,10 +13,10 @@ from torch.autograd import forward_ad
 from attn4.ops import gpu
 from attn4.ops.call import NO_VECTORS, Vectors
 from attn4.ops.gradient import Gradient
-from attn4.ops.prepared import Key, Launch, kinds
+from attn4.ops.prepared import Launch
 from attn4.ops.watched import transformed, watched
 
-Likeness = Callable[[Tensor, Tensor, Tensor], bool]
+Likeness = Callable[..., bool]
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
@@ -34,15 +34,16 @@ class Ready:
 class Recent:
     """A kernel's launch, with ``ready`` of a call with a gradient.
 
-    ``run`` is the call of ``launch``, bound: a tenth of its cost is to find it. ``kinds`` are those of the
-    length tensors; ``autocast`` is the dtype of the region around the call, None outside of one.
+    ``run`` is the call of ``launch``, bound: a tenth of its cost is to find it. ``vectors`` are what
+    the length tensors must be like; ``autocast`` is the dtype of the region around the call, None outside of
+    one.
     """
 
     launch: gpu.Launch
     run: Callable[..., Any]
     ready: Ready | None
     alike: Likeness
-    kinds: Key | None
+    vectors: tuple[Likeness | None, ...] | None
     autocast: torch.dtype | None
     device_type: str
 
@@ -61,7 +62,9 @@ class Recent:
             run=launch.__call__,
             ready=ready,
             alike=likeness(*tensors),
-            kinds=None if vectors is NO_VECTORS else kinds(vectors),
+            vectors=None
+            if vectors is NO_VECTORS
+            else tuple([None if x is None else likeness(x) for x in vectors]),
             autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
             device_type=kind,
         )
@@ -71,9 +74,16 @@ class Recent:
         return (
             self.alike(q, k, v)
             and forward_ad._current_level < 0
-            and (vectors is NO_VECTORS if self.kinds is None else self.kinds == kinds(vectors))
+            and (vectors is NO_VECTORS if self.vectors is None else self._fit(self.vectors, vectors))
             and (self.autocast is None or self.autocast is torch.get_autocast_dtype(self.device_type))
         )
+
+    @staticmethod
+    def _fit(wanted: tuple[Likeness | None, ...], vectors: Vectors) -> bool:
+        for alike, x in zip(wanted, vectors, strict=True):
+            if x is not None if alike is None else x is None or not alike(x):
+                return False
+        return True
 
 
 def likeness(*tensors: Tensor) -> Likeness:
