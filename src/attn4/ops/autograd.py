@@ -85,7 +85,7 @@ class Attention(torch.autograd.Function):
     """Q, K, V, length vectors and what is ready for them to (out, lse), for eager calls.
 
     An operator of torch.library costs the host 100 us more, the form with ``setup_context`` 10, and each
-    argument a third of one.
+    argument a fifth of one.
     """
 
     @staticmethod
