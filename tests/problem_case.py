@@ -22,8 +22,8 @@ Lens = tuple[int, ...]
 class Case:
     """One problem. ``lens_*`` packs that side, with ``tail`` rows after the last sequence.
 
-    ``values`` and ``layout`` name entries of ``case_inputs``. ``fault`` is the kind in the log of public
-    faults that the case shows.
+    ``values`` and ``layout`` name entries of ``case_inputs``. ``fault`` has the kinds in the list of
+    public faults (`host/test_fault_list.py`) that the case shows, a word each.
     """
 
     name: str

@@ -139,7 +139,7 @@ def flash_attn_func(
         deterministic,
         return_lse,
         backend,
-        architecture(backend, arch),
+        architecture(backend, arch) if backend == "emulator" else arch,
     )
     return attend(q, k, v, NO_VECTORS, options, out)
 
@@ -223,7 +223,7 @@ def flash_attn_varlen_func(
         deterministic,
         return_lse,
         backend,
-        architecture(backend, arch),
+        architecture(backend, arch) if backend == "emulator" else arch,
         max_seqlen_q,
         max_seqlen_k,
         made_for,

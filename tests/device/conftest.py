@@ -42,3 +42,13 @@ def nothing_pending() -> Iterator[None]:
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+@pytest.fixture
+def free_memory() -> Iterator[None]:
+    """What earlier tests have left in the caching allocator is given back."""
+    import torch
+
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.empty_cache()

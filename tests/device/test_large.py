@@ -8,24 +8,10 @@ import torch
 from attn4.reference import dense
 from cases import case
 from judge import Answer, compare_lse, compare_out, eager, judge, oracle, rows_mask
+from large import need_memory
 from poison import poisoned_memory
 
-pytestmark = pytest.mark.timeout(120)
-
-GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def free_memory():
-    torch.cuda.empty_cache()
-    yield
-    torch.cuda.empty_cache()
-
-
-def _room(gib):
-    free, _ = torch.cuda.mem_get_info()
-    if free < gib * GIB:
-        pytest.skip(f"needs {gib} GiB of free GPU memory")
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("free_memory")]
 
 
 def _run(name):
@@ -77,20 +63,20 @@ def _judge_rows(named, inputs, out, lse, rows, batch=0):
 
 
 def test_4_million_keys():
-    _room(80)
+    need_memory(80)
     named, inputs, out, lse = _run("4 million keys")
     _judge_rows(named, inputs, out, lse, (0, 1, 1000, 2047))
 
 
 def test_more_than_2_to_31_elements_in_q():
-    _room(40)
+    need_memory(40)
     named, inputs, out, lse = _run("more than 2**31 elements in q")
     assert inputs.q.numel() > 2**31
     _judge_rows(named, inputs, out, lse, (0, 32767, 32768, 65535, 65536, 65663))
 
 
 def test_more_than_2_to_31_elements_in_k():
-    _room(40)
+    need_memory(40)
     named, inputs, out, lse = _run("more than 2**31 elements in k")
     assert inputs.k.numel() > 2**31
     for batch in (0, 8, 15, 16):

@@ -24,6 +24,7 @@ def _delay():
     return x
 
 
+@pytest.mark.fault("G6")
 @pytest.mark.parametrize("name", ["dim 128 full", DYNAMIC])
 def test_launch_waits_for_its_stream(name):
     named = case(name)
@@ -63,6 +64,7 @@ def _key_gradients(named, inputs, dout):
     return torch.autograd.grad(out, leaves, dout)
 
 
+@pytest.mark.fault("G6")
 @pytest.mark.parametrize("name", ["dim 128 full", DYNAMIC])
 def test_a_backward_pass_waits_for_its_stream(name):
     named = case(name)
@@ -117,6 +119,7 @@ def test_threads_share_a_stream():
     assert all(torch.equal(out, expected) for out in results)
 
 
+@pytest.mark.fault("C14")
 def test_graph_replays_follow_the_lengths_on_the_device():
     """Captured with short sequences and a small hint, replayed with long ones."""
     named = case(DYNAMIC)

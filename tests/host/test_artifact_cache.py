@@ -72,6 +72,7 @@ def test_first_call_compiles_and_the_second_reads(cache_home):
     assert len(compiles(cache_home)) == 1
 
 
+@pytest.mark.fault("G10")
 def test_eight_processes_on_a_cold_cache_compile_once(cache_home):
     code = f"{COMPILE}; print(a.description)"
     processes = [start(code) for _ in range(8)]
@@ -124,6 +125,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.fault("G10")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_entry_is_compiled_again_and_replaced(cache_home, damage):
     whole = artifact_for(PLAN, compiler=FAKE)
@@ -145,6 +147,7 @@ def test_an_entry_that_is_a_file_is_replaced(cache_home):
     assert entry().is_dir()
 
 
+@pytest.mark.fault("G10")
 def test_entry_appears_whole_or_not_at_all(tmp_path):
     folder = ArtifactFolder(tmp_path / "folder")
     good = artifact_for(PLAN, compiler=FAKE)
@@ -255,6 +258,20 @@ def test_machine_without_a_compiler_reads_the_cache_whatever_compiled_it(cache_h
         artifact_for(with_head_dim(64))
     assert plan_key(with_head_dim(64)) in str(raised.value)
     assert "head_dim 64" in str(raised.value)
+
+
+@pytest.mark.fault("F8")
+@pytest.mark.parametrize("version", ["4.6.0", "4.6.1", "4.7.2", "4.9.0", "4.80.0"])
+def test_versions_of_the_compiler_that_kernels_are_not_written_for_are_refused(
+    cache_home, monkeypatch, version
+):
+    other = Toolchain((("nvidia-cutlass-dsl", version),), 13)
+    for module in ("store", "build"):
+        monkeypatch.setattr(f"attn4.artifact.{module}.toolchain", lambda: other)
+    with pytest.raises(CompileError, match=rf"{version}.*install.*4\.8") as raised:
+        artifact_for(PLAN, compiler=FAKE)
+    assert ("never returned" in str(raised.value)) == version.startswith("4.6")
+    assert compiles(cache_home) == []
 
 
 def test_another_toolchain_compiles_anew(cache_home, monkeypatch):

@@ -103,6 +103,7 @@ def test_empty_rows_and_unused_rows_get_exactly_zero_gradients_whatever_arrives(
     assert grad_k[1, :10].count_nonzero() > 0
 
 
+@pytest.mark.fault("D5")
 def test_expanded_keys_receive_the_sum_over_their_copies():
     q, shared_k, shared_v = (
         torch.randn(2, 40, h, 16, dtype=torch.float64, requires_grad=True) for h in (4, 1, 1)

@@ -201,6 +201,7 @@ BAD = {
 }
 
 
+@pytest.mark.fault("B11", "B12", "D16", "F6", "E9")
 @pytest.mark.parametrize("name", BAD)
 def test_refused_with_the_value_and_the_way_out(name):
     function, keywords, kind, words = BAD[name]

@@ -59,6 +59,16 @@ def test_flops_of_dense_cases_follow_the_published_convention() -> None:
     assert flops(full) == 4 * 48**2 * 64 * 6 * 2
     assert flops(causal) == flops(full) / 2
     assert flops(replace(full, direction="backward")) == 2.5 * flops(full)
+    assert flops(replace(full, direction="both")) == 3.5 * flops(full)
+
+
+def test_flops_of_other_head_dims_of_v_count_each_product() -> None:
+    case = replace(small(Mask(), (48,), packed=False), head_dim=192, head_dim_v=128)
+    pairs = 48**2 * case.heads
+    assert flops(case) == pairs * (2 * 192 + 2 * 128)
+    assert flops(replace(case, direction="backward")) == pairs * (3 * 2 * 192 + 2 * 2 * 128)
+    assert case.name == "test-d192,128-6:2-full-48"
+    assert (case.problem().head_dim, case.problem().head_dim_v) == (192, 128)
 
 
 def test_forward_set_is_18_cells_of_16384_tokens_and_width_2048() -> None:
@@ -76,6 +86,8 @@ def test_forward_set_is_18_cells_of_16384_tokens_and_width_2048() -> None:
 
 def test_other_sets_are_what_their_names_say() -> None:
     assert {cell.heads // cell.kv_heads for cell in cases("gqa")} == {8}
+    assert {cell.dims for cell in cases("wide")} == {"192", "192,128"}
+    assert {cell.direction for cell in cases("both")} == {"both"}
     assert {cell.mask_name for cell in cases("window")} == {"window(1024,0)"}
     for cell in cases("varlen"):
         assert cell.tokens == 16_384
@@ -134,6 +146,20 @@ def test_attainable_rate_of_a_narrow_head_is_bound_by_exponentials() -> None:
     # 4*32 operations and one of 16 exponentials a cycle for each pair: half of the tensor cores' 4096.
     expected = 132 * 16 * 4 * 32 * 1e9 / 1e12
     assert attainable_tflops(narrow, machine("H200"), 132, 1_000.0) == pytest.approx(expected)
+
+
+def test_attainable_time_of_both_passes_is_at_least_that_of_each() -> None:
+    h200 = machine("H200")
+
+    def seconds(case: Case) -> float:
+        rate = attainable_tflops(case, h200, 132)
+        assert rate is not None
+        return flops(case) / rate
+
+    for head_dim in (32, 128):
+        case = replace(cases("forward")[0], head_dim=head_dim)
+        apart = [seconds(replace(case, direction=passes)) for passes in ("forward", "backward")]
+        assert max(apart) < seconds(replace(case, direction="both")) <= sum(apart) * (1 + 1e-9)
 
 
 def test_attainable_rate_is_unknown_for_float32() -> None:

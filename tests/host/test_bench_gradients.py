@@ -11,7 +11,7 @@ import torch
 
 from attn4.bench import gradients
 from attn4.bench.cases import CAUSAL, Case, cases, directed, tensor_bytes
-from attn4.bench.gradients import GradientOracle, kept_graphs
+from attn4.bench.gradients import GradientOracle, both_passes, kept_graphs
 from attn4.bench.inputs import Inputs, input_sets, make_inputs
 from attn4.bench.peers import PEERS, Call, Peer, select
 from attn4.bench.rows import Row, from_json, read, to_json
@@ -165,6 +165,41 @@ def test_the_forward_pass_runs_once_for_each_set_of_inputs() -> None:
     assert not any(x.q.requires_grad for x in sets)
 
 
+def test_both_passes_run_anew_each_time() -> None:
+    case = directed(FULL, "both")
+    sets = [make_inputs(case, CPU, seed) for seed in range(2)]
+    good = reference(case, sets[0])
+    runs = []
+
+    def counted(x: Inputs) -> torch.Tensor:
+        runs.append(x)
+        return good(x)
+
+    both, backward = both_passes(counted, sets), kept_graphs(good, sets)
+    with torch.no_grad():
+        for index in (0, 1, 0):
+            pairs = zip(both(index), backward(index), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)
+    assert len(runs) == 3
+
+
+@pytest.mark.parametrize("case", [FULL, GROUPED, PACKED], ids=["full", "grouped", "packed"])
+def test_both_passes_are_checked_by_their_gradients_and_timed(case: Case) -> None:
+    both = directed(case, "both")
+    row = run(both, *select(("reference",)))["reference"]
+    assert (row.status, row.detail) == ("timed", "")
+    assert "both" in row.case.name
+    assert run(both, spoiled("k", DAMAGES["scaled"]))["bad"].status == "wrong"
+    assert from_json(to_json(row)) == row
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+def test_values_of_another_head_dim_are_checked_and_timed(direction: str) -> None:
+    case = directed(replace(GROUPED, head_dim=24, head_dim_v=16), direction)
+    row = run(case, *select(("reference",)))["reference"]
+    assert (row.status, row.detail) == ("timed", "")
+
+
 def test_inputs_of_both_directions_are_the_same() -> None:
     forward, backward = (make_inputs(case, CPU, 0) for case in (cases("quick")[0], FULL))
     assert forward.grad_out is None
@@ -259,5 +294,6 @@ def test_command_times_the_backward_pass(
     assert (row.case.direction, row.status) == ("backward", "timed")
     assert "--direction backward" in row.setting.command
     assert "quick-backward-d64-full-128" in capsys.readouterr().out
-    assert main(["bench", "forward", "backward", "--direction", "backward", "--list"]) == 0
-    assert capsys.readouterr().out.count("backward-d") == 18
+    for direction in ("backward", "both"):
+        assert main(["bench", "forward", "backward", "both", "--direction", direction, "--list"]) == 0
+        assert capsys.readouterr().out.count(f"{direction}-d") == 18

@@ -65,6 +65,7 @@ def same(found, expected):
 EITHER_WAY = pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.slow), True])
 
 
+@pytest.mark.fault("G7")
 @EITHER_WAY
 def test_lengths_change_without_a_compile_for_each(dynamic):
     compiled = whole(dense, dynamic=dynamic)
@@ -95,6 +96,7 @@ def test_packed_batches_and_their_longest_length_change_without_a_compile_for_ea
     assert graphs() == (1 if dynamic else 2)
 
 
+@pytest.mark.fault("G8")
 def test_three_values_of_the_longest_length_alone_are_two_graphs():
     """The fault of compiling anew, each backward pass, for a number that is only a hint."""
     compiled = whole(packed)
@@ -195,6 +197,7 @@ def test_tensors_that_do_not_fit_are_refused_while_tracing():
         whole(flash_attn_func)(q, k[:, :3], v)
 
 
+@pytest.mark.fault("G8")
 def test_a_tensor_as_longest_length_is_refused_with_the_way_out():
     tensors, cu_seqlens = _qkv(20, 4, 8), torch.tensor([0, 8, 20], dtype=torch.int32)
     with pytest.raises(Exception, match="max_seqlen_q is a tensor; pass an int"):
@@ -291,6 +294,7 @@ def test_inductor_gives_the_eager_bits():
             torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.fault("D4")
 def test_stride_zero_of_a_batch_of_one_is_not_taken_for_every_batch():
     compiled = whole(dense, dynamic=True)
     single = [

@@ -60,3 +60,22 @@ def test_packed_sequences_with_a_tail_and_an_empty_one():
     expected = flash_attn_varlen_func(q.float(), k.float(), v.float(), backend="reference", **lengths)
     assert (out.float() - expected).norm() / expected.norm() < 2.5e-3
     assert not out[141:].any()
+
+
+def displaced(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers one element past an aligned address."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+@pytest.mark.fault("D7")
+def test_addresses_that_a_kernel_refuses_are_copied_from(monkeypatch):
+    copies = []
+    copied = gpu.movable
+    monkeypatch.setattr(gpu, "movable", lambda x: copies.append(x) or copied(x))
+    q, k, v = tensors(1, 70, 2, 64)
+    expected = flash_attn_func(q, k, v, causal=True, backend="emulator")
+    assert not copies
+    for given in ((displaced(q), k, v), (q, k, displaced(v))):
+        assert torch.equal(flash_attn_func(*given, causal=True, backend="emulator"), expected)
+        assert len(copies) == 3
+        copies.clear()

@@ -95,7 +95,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(check, "backend_of", lambda name, device: "reference" if name else "gpu")
     for table in ("_launches", "_gradients"):
         monkeypatch.setattr(prepared, table, {})
-    for table in ("_known", "_recent", "_ready"):
+    for table in ("_known", "_recent"):
         monkeypatch.setattr(dispatch, table, {})
     return loaded
 
@@ -196,6 +196,31 @@ def test_the_forward_kernel_writes_an_lse_only_for_gradients(kernels):
     assert [plan.lse for plan in kernels] == [True, False]
 
 
+def test_calls_of_one_shape_differ_in_what_needs_a_gradient(kernels):
+    tensors = _qkv(2, 64, 4, 64, grad=False)
+    given = [
+        [x.clone().requires_grad_(needed) for x, needed in zip(tensors, needs, strict=True)]
+        for needs in ((True, True, True), (False, True, False), (False, False, False), (True, False, True))
+    ]
+    for _ in range(2):
+        for leaves in (*given, *reversed(given)):
+            out = flash_attn_func(*leaves)
+            assert out.requires_grad == any(x.requires_grad for x in leaves)
+            with torch.no_grad():
+                assert torch.equal(flash_attn_func(*leaves), out)
+            if out.requires_grad:
+                out.sum().backward()
+            assert [x.grad is not None for x in leaves] == [x.requires_grad for x in leaves]
+
+
+def test_out_is_refused_call_after_call_while_gradients_are_recorded(kernels):
+    leaves = _qkv(2, 64, 4, 64)
+    flash_attn_func(*leaves)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="while gradients are recorded"):
+            flash_attn_func(*leaves, out=torch.empty(2, 64, 4, 64, dtype=torch.bfloat16))
+
+
 def test_what_is_prepared_once_serves_all_calls_of_a_signature(kernels, monkeypatch):
     leaves = _qkv(2, 64, 4, 64)
     flash_attn_func(*leaves).sum().backward()
@@ -206,6 +231,20 @@ def test_what_is_prepared_once_serves_all_calls_of_a_signature(kernels, monkeypa
     assert len(launched(kernels)) == 2
 
 
+def test_a_call_like_the_last_one_is_found_without_its_signature(kernels, monkeypatch):
+    def forbidden(*_):
+        raise AssertionError("a signature is hashed")
+
+    leaves = _qkv(2, 64, 4, 64)
+    flash_attn_func(*leaves)
+    monkeypatch.setattr(dispatch, "signature", forbidden)
+    flash_attn_func(*leaves)
+    flash_attn_func(*(x.detach().clone().requires_grad_() for x in leaves))
+    with pytest.raises(AssertionError, match="hashed"):
+        flash_attn_func(*(x[:, :32] for x in leaves))
+
+
+@pytest.mark.fault("G11")
 @pytest.mark.parametrize(
     "change",
     [{"causal": True}, {"window_size": (4, 4)}, {"softmax_scale": 0.5}, {"return_lse": True}],
@@ -223,6 +262,7 @@ def test_another_option_is_another_gradient_in_both_orders(kernels, change):
             assert torch.equal(x.grad, y.grad)
 
 
+@pytest.mark.fault("G1", "G2")
 @pytest.mark.parametrize(
     "feature",
     [{"score_mod": max}, {"mask_mod": max}, {"learnable_sink": torch.zeros(4, requires_grad=True)}],
@@ -234,6 +274,7 @@ def test_a_feature_that_is_not_built_is_refused_not_left_out_of_the_gradient(ker
     assert not kernels
 
 
+@pytest.mark.fault("G8")
 def test_lengths_of_any_value_take_the_same_kernels(kernels):
     """The fault of compiling anew in each backward pass, for a hint that changes."""
     for total, longest in ((60, 40), (90, 41), (130, 42)):
@@ -245,6 +286,7 @@ def test_lengths_of_any_value_take_the_same_kernels(kernels):
     assert [plan.direction for plan in kernels] == ["forward", "backward"]
 
 
+@pytest.mark.fault("D4")
 def test_stride_zero_of_a_batch_of_one_is_no_stride_of_a_later_batch(kernels):
     single = [x.as_strided((1, *x.shape[1:]), (0, *x.stride()[1:])) for x in _qkv(1, 64, 2, 64, grad=False)]
     for tensors in (single, _qkv(3, 64, 2, 64, grad=False), single):
@@ -255,6 +297,7 @@ def test_stride_zero_of_a_batch_of_one_is_no_stride_of_a_later_batch(kernels):
             assert torch.equal(x.grad, y.grad)
 
 
+@pytest.mark.fault("C13")
 def test_only_empty_segments_launch_nothing_and_give_zeros(kernels):
     leaves = _qkv(4, 2, 64)
     cu_seqlens = torch.zeros(1, dtype=torch.int32)
@@ -310,8 +353,7 @@ def test_double_backward_through_a_kernel_is_refused(kernels):
 
 
 def test_memory_of_a_pass_is_cut_at_128_bytes():
-    like = torch.zeros(1, dtype=torch.bfloat16)
-    pieces = workspace.uninitialised(like, [(3, 5), (2, 1, 7), (128,), (1,)])
+    pieces = workspace.uninitialised([torch.empty(x) for x in [(3, 5), (2, 1, 7), (128,), (1,)]])
     assert [tuple(x.shape) for x in pieces] == [(3, 5), (2, 1, 7), (128,), (1,)]
     assert all(x.data_ptr() % 128 == 0 and x.dtype == torch.float32 for x in pieces)
     for value, x in enumerate(pieces):

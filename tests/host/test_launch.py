@@ -24,8 +24,13 @@ class Kernel:
     def __init__(self, plan):
         self.plan = plan
         self.calls = []
+        self.refusal = None
 
     def __call__(self, *arguments):
+        if self.refusal:
+            raise self.refusal
+        if any(x.data_ptr() % 16 for x in arguments[:4]):
+            raise ValueError("Misaligned Tensor data")
         self.calls.append(arguments)
         arguments[3].fill_(1)
 
@@ -206,6 +211,7 @@ def test_gradients_without_a_kernel_are_refused_with_the_way_out_and_no_grad_is_
         flash_attn_func(q, k, v)
 
 
+@pytest.mark.fault("E4", "E5")
 @pytest.mark.parametrize(
     ("dim", "dim_v", "kind", "word"),
     [
@@ -244,6 +250,7 @@ def test_unknown_gpus_are_refused_by_name(monkeypatch):
         gpu.machine_of(0)
 
 
+@pytest.mark.fault("E11")
 @pytest.mark.parametrize(
     ("capability", "name"), [((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((10, 3), "sm_103a")]
 )
@@ -321,15 +328,23 @@ def test_what_it_can_take_is_not_copied(kernels, layout):
     assert out.is_contiguous()
 
 
-def test_misaligned_and_strided_lengths_are_copied(kernels):
+def test_strided_lengths_alone_are_copied(kernels):
     q, k, v = _qkv(9, 1, 64)
     storage = torch.tensor([7, 0, 3, 9, 0, 8, 3, 8, 9], dtype=torch.int32)
-    for cu_seqlens in (storage[1:4], storage[4::2]):
+    for cu_seqlens, copied in ((storage[1:4], False), (storage[4::2], True)):
         flash_attn_varlen_func(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
         given = _only(kernels).last["cu_seqlens_q"]
         assert given.tolist() == [0, 3, 9]
         assert given.is_contiguous()
-        assert given.data_ptr() % 16 == 0
+        assert (given is not cu_seqlens) == copied
+
+
+def test_what_a_kernel_refuses_for_another_reason_is_told(kernels):
+    q, k, v = _qkv(2, 64, 4, 64)
+    flash_attn_func(q, k, v)
+    _only(kernels).refusal = ValueError("Mismatched Tensor")
+    with pytest.raises(ValueError, match="Mismatched"):
+        flash_attn_func(q, k, v)
 
 
 def test_a_misaligned_call_after_an_aligned_one_of_equal_shape_is_copied(kernels):
@@ -366,6 +381,7 @@ def test_given_out_is_written_and_checked_on_every_call(kernels):
             flash_attn_func(q, k, v, out=out[:1])
 
 
+@pytest.mark.fault("C14")
 def test_hint_of_a_length_does_not_reach_the_kernel(kernels):
     q, k, v = _qkv(9, 4, 64)
     cu_seqlens = torch.tensor([0, 3, 9], dtype=torch.int32)

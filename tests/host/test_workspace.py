@@ -35,6 +35,7 @@ def test_streams_and_devices_have_counters_of_their_own(device):
 
 
 def test_a_capture_gets_a_fresh_counter_and_leaves_none_behind(device):
+    device.stream = 7
     kept = workspace.counter(0)
     device.capturing = True
     first, second = workspace.counter(0), workspace.counter(0)

@@ -52,6 +52,8 @@ def build_here(plan: Plan, folder: Path, compiler: str = KERNELS) -> None:
     tools = toolchain()
     if tools is None:
         raise CompileError(NO_COMPILER)
+    if tools.unfit is not None:
+        raise CompileError(tools.unfit)
     key = artifact_key(plan, tools)
     function = f"attn4_{key[:_FUNCTION_DIGITS]}"
     # CuTe DSL keeps the module that it builds in global state, so that two threads must not compile at once.

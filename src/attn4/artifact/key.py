@@ -40,6 +40,16 @@ _DSL_PACKAGES = (
 )
 
 
+DSL_LINE = "4.8."
+"""The versions of nvidia-cutlass-dsl that the kernels are written for."""
+
+_BAD_DSL = {
+    "4.6.0": "a backward pass compiled with it never returned on a B300",
+    "4.6.1": "a backward pass compiled with it never returned on a B300",
+}
+"""What is known of versions outside of that line that a machine may have (flash-attention, issue 2797)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """What compiles kernels on this machine: CuTe DSL's packages and the CUDA toolkit it embeds."""
@@ -51,6 +61,18 @@ class Toolchain:
     def dsl_version(self) -> str:
         """Version of nvidia-cutlass-dsl."""
         return dict(self.packages)["nvidia-cutlass-dsl"]
+
+    @property
+    def unfit(self) -> str | None:
+        """Why kernels must not be compiled with this version, and what to install; None if they may."""
+        version = self.dsl_version
+        if version.startswith(DSL_LINE):
+            return None
+        known = f": {_BAD_DSL[version]}" if version in _BAD_DSL else ""
+        return (
+            f"CuTe DSL {version} is installed{known}. The kernels are written for {DSL_LINE}x: install "
+            f"'nvidia-cutlass-dsl[cu13]=={DSL_LINE}*', or use a bundle that was built with it."
+        )
 
     @property
     def digest(self) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from attn4.mask import Mask
-from attn4.problem import Direction, DType, Problem
+from attn4.problem import DType, Problem
+
+Passes = Literal["forward", "backward", "both"]
+"""What is timed of a case; ``both`` is a forward pass and its backward pass in one stretch of time."""
 
 TOKENS = 16_384
 """Tokens of a full-size cell, over all sequences of the batch."""
@@ -16,9 +20,6 @@ HIDDEN = 2_048
 WINDOW = 1_024
 """Keys to the left of the diagonal in the ``window`` set."""
 
-BACKWARD_FLOPS = 2.5
-"""Matrix products of the backward pass over those of the forward pass: five to two."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -26,7 +27,7 @@ class Case:
 
     A ``packed`` case is (total, heads, head_dim) with ``cu_seqlens``; otherwise all sequences have one
     length and the layout is (batch, seqlen, heads, head_dim). ``host`` asks for the host's cost of a call
-    instead of the device's time.
+    instead of the device's time. ``head_dim_v`` is that of V and the output where it is another.
     """
 
     case_set: str
@@ -38,7 +39,8 @@ class Case:
     packed: bool = False
     host: bool = False
     dtype: DType = "bfloat16"
-    direction: Direction = "forward"
+    direction: Passes = "forward"
+    head_dim_v: int | None = None
 
     def __post_init__(self) -> None:
         if not self.seqlens:
@@ -52,6 +54,16 @@ class Case:
     def batch(self) -> int:
         """Sequences in the batch."""
         return len(self.seqlens)
+
+    @property
+    def dim_v(self) -> int:
+        """Head dimension of V and the output."""
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
+    def dims(self) -> str:
+        """``128``, or ``192,128`` where that of V is another."""
+        return str(self.head_dim) if self.dim_v == self.head_dim else f"{self.head_dim},{self.dim_v}"
 
     @property
     def seqlen(self) -> int:
@@ -73,7 +85,7 @@ class Case:
 
     @property
     def set_name(self) -> str:
-        """The case set, and ``backward`` where the set itself does not say so."""
+        """The case set, and what is timed where the set itself does not say so."""
         said = self.direction in {"forward", self.case_set}
         return self.case_set if said else f"{self.case_set}-{self.direction}"
 
@@ -82,10 +94,10 @@ class Case:
         """Unique within the case sets and directions, such as ``forward-d128-causal-4k``."""
         heads = "" if self.heads == self.kv_heads else f"-{self.heads}:{self.kv_heads}"
         packed = "-packed" if self.packed else ""
-        return f"{self.set_name}-d{self.head_dim}{heads}-{self.mask_name}-{short_length(self.seqlen)}{packed}"
+        return f"{self.set_name}-d{self.dims}{heads}-{self.mask_name}-{short_length(self.seqlen)}{packed}"
 
     def problem(self) -> Problem:
-        """The same case as the planner sees it; the log-sum-exp is not asked for."""
+        """The same case as the planner sees it, without the log-sum-exp; of both passes the backward one."""
         return Problem(
             batch=self.batch,
             seqlen_q=self.seqlen,
@@ -93,13 +105,13 @@ class Case:
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
-            head_dim_v=self.head_dim,
+            head_dim_v=self.dim_v,
             dtype=self.dtype,
             mask=self.mask,
             cu_seqlens_q=self.packed,
             cu_seqlens_k=self.packed,
             lse=False,
-            direction=self.direction,
+            direction="forward" if self.direction == "forward" else "backward",
         )
 
 
@@ -132,16 +144,21 @@ def counted_pairs(case: Case) -> float:
 
 
 def flops(case: Case) -> float:
-    """Floating-point operations counted for a case: 4 D a pair and head forward, 2.5 times that backward."""
-    forward = 4.0 * counted_pairs(case) * case.head_dim * case.heads
-    return forward * BACKWARD_FLOPS if case.direction == "backward" else forward
+    """Floating-point operations counted for a case.
+
+    Two products forward, QK^T and PV, and five backward: QK^T, dO V^T, P^T dO, dS^T Q and dS K.
+    """
+    forward = case.head_dim + case.dim_v
+    backward = 3 * case.head_dim + 2 * case.dim_v
+    counted = {"forward": forward, "backward": backward, "both": forward + backward}[case.direction]
+    return 2.0 * counted_pairs(case) * counted * case.heads
 
 
 def tensor_bytes(case: Case) -> int:
-    """Bytes of Q, K, V and the output, and backward of their gradients too."""
+    """Bytes of Q, K, V and the output, and of their gradients where those are computed."""
     width = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}[case.dtype]
-    forward = 2 * case.tokens * case.head_dim * (case.heads + case.kv_heads) * width
-    return 2 * forward if case.direction == "backward" else forward
+    forward = case.tokens * (case.head_dim + case.dim_v) * (case.heads + case.kv_heads) * width
+    return forward if case.direction == "forward" else 2 * forward
 
 
 def skewed_lengths(total: int, longest: int) -> tuple[int, ...]:
@@ -189,9 +206,23 @@ def _backward() -> tuple[Case, ...]:
     return tuple(directed(case, "backward") for case in _forward())
 
 
-def directed(case: Case, direction: Direction) -> Case:
+def _both() -> tuple[Case, ...]:
+    return tuple(directed(case, "both") for case in _forward())
+
+
+def _wide() -> tuple[Case, ...]:
+    """Head dimension 192, and that of multi-head latent attention, whose V and output have 128."""
+    return tuple(
+        replace(_dense("wide", 192, seqlen, mask), heads=heads, kv_heads=heads, head_dim_v=head_dim_v)
+        for heads, head_dim_v in ((10, None), (16, 128))
+        for mask in (Mask(), CAUSAL)
+        for seqlen in (1024, 4096, 16384)
+    )
+
+
+def directed(case: Case, direction: Passes) -> Case:
     """The same cell in that direction; a set called after a direction is called after the new one."""
-    named = case.case_set in {"forward", "backward"}
+    named = case.case_set in get_args(Passes)
     return replace(case, direction=direction, case_set=direction if named else case.case_set)
 
 
@@ -293,6 +324,8 @@ def _host() -> tuple[Case, ...]:
 _SETS = {
     "forward": _forward,
     "backward": _backward,
+    "both": _both,
+    "wide": _wide,
     "gqa": _gqa,
     "varlen": _varlen,
     "window": _window,

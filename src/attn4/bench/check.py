@@ -39,13 +39,13 @@ class Oracle:
 
     def __init__(self, case: Case, inputs: Inputs) -> None:
         self._case = case
-        self._shape = inputs.q.shape
+        self._shape = (*inputs.q.shape[:-1], inputs.v.shape[-1])
         self._slices = [_slice(case, inputs, sequence, head) for sequence, head in _places(case)]
 
     def check(self, out: Tensor) -> Accuracy:
         """The worst slice of ``out``, in the layout of Q; NaN is the error if any element is not finite."""
         if out.shape != self._shape:
-            raise ValueError(f"the result has shape {tuple(out.shape)}, Q has {tuple(self._shape)}")
+            raise ValueError(f"the result has shape {tuple(out.shape)}, and not {self._shape}")
         if not bool(torch.isfinite(out).all()):
             return Accuracy(error=float("nan"), allowed=min(part.allowed for part in self._slices))
         checks = [self._compare(out, part) for part in self._slices]

@@ -1,4 +1,4 @@
-"""The backward pass of a backend: what is timed of it, and whether its gradients are right."""
+"""Backward passes of a backend: what is timed of them, alone or after forward ones, and are they right?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,17 @@ def kept_graphs(call: Callable[[Inputs], Tensor], sets: Sequence[Inputs]) -> Cal
     return lambda index: graphs[index]()
 
 
-def _graph(call: Callable[[Inputs], Tensor], inputs: Inputs) -> Callable[[], Gradients]:
+def both_passes(call: Callable[[Inputs], Tensor], sets: Sequence[Inputs]) -> Callable[[int], Gradients]:
+    """A forward pass and its backward pass, by the number of the input set. Raises as ``kept_graphs``."""
+
+    def run(index: int) -> Gradients:
+        with torch.enable_grad():
+            return _graph(call, sets[index], kept=False)()
+
+    return run
+
+
+def _graph(call: Callable[[Inputs], Tensor], inputs: Inputs, kept: bool = True) -> Callable[[], Gradients]:
     leaves = tuple(tensor.detach().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v))
     out = call(replace(inputs, q=leaves[0], k=leaves[1], v=leaves[2]))
     grad_out = inputs.grad_out
@@ -43,7 +53,7 @@ def _graph(call: Callable[[Inputs], Tensor], inputs: Inputs) -> Callable[[], Gra
         raise ValueError(f"the result has shape {tuple(out.shape)}, the gradient given for it {given}")
     if not out.requires_grad:
         raise NotImplementedError("the forward pass records no graph, so that it has no gradients")
-    return lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+    return lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=kept)
 
 
 @dataclass(frozen=True, slots=True)

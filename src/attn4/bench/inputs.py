@@ -19,7 +19,7 @@ class Inputs:
     """Q, K and V of one call: (batch, seqlen, heads, head_dim), or (total, heads, head_dim) when packed.
 
     ``cu_seqlens`` is int32 (batch + 1) on the same device, or None. ``grad_out`` is the gradient of the
-    output, shaped like Q, or None in a forward pass.
+    output, or None where only a forward pass is timed.
     """
 
     q: Tensor
@@ -35,16 +35,18 @@ def make_inputs(case: Case, device: torch.device, seed: int) -> Inputs:
     dtype = getattr(torch, case.dtype)
     lead = (case.tokens,) if case.packed else (case.batch, case.seqlen)
 
-    def normal(heads: int) -> Tensor:
-        shape = (*lead, heads, case.head_dim)
+    def normal(heads: int, head_dim: int) -> Tensor:
+        shape = (*lead, heads, head_dim)
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
     cu_seqlens = None
     if case.packed:
         lengths = torch.tensor((0, *case.seqlens), dtype=torch.int32)
         cu_seqlens = lengths.cumsum(0, dtype=torch.int32).to(device)
-    q, k, v = normal(case.heads), normal(case.kv_heads), normal(case.kv_heads)
-    return Inputs(q, k, v, cu_seqlens, normal(case.heads) if case.direction == "backward" else None)
+    q, k = normal(case.heads, case.head_dim), normal(case.kv_heads, case.head_dim)
+    v = normal(case.kv_heads, case.dim_v)
+    forward = case.direction == "forward"
+    return Inputs(q, k, v, cu_seqlens, None if forward else normal(case.heads, case.dim_v))
 
 
 def input_sets(case: Case, l2_bytes: int) -> int:

@@ -188,7 +188,7 @@ def _cudnn(case: Case, inputs: Inputs) -> Call:
     if not case.packed:
         return _sdpa(case)
     forward = torch.ops.aten._cudnn_attention_forward
-    causal, longest, lse = case.mask.kind == "causal", case.seqlen, case.direction == "backward"
+    causal, longest, lse = case.mask.kind == "causal", case.seqlen, case.direction != "forward"
 
     def call(x: Inputs) -> Tensor:
         cu = x.cu_seqlens

@@ -49,14 +49,14 @@ def figure(rows: Sequence[Row]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    head_dims = sorted({row.case.head_dim for row in rows})
+    head_dims = sorted({(row.case.head_dim, row.case.dim_v, row.case.dims) for row in rows})
     masks = list(dict.fromkeys(row.case.mask_name for row in rows))
     result = Figure(figsize=(1.5 + 4.5 * len(masks), 1.0 + 2.8 * len(head_dims)), layout="constrained")
     FigureCanvasAgg(result)
     panels = result.subplots(len(head_dims), len(masks), squeeze=False)
-    for line, head_dim in zip(panels, head_dims, strict=True):
+    for line, (_, _, head_dim) in zip(panels, head_dims, strict=True):
         for panel, mask in zip(line, masks, strict=True):
-            some = [row for row in rows if row.case.head_dim == head_dim and row.case.mask_name == mask]
+            some = [row for row in rows if row.case.dims == head_dim and row.case.mask_name == mask]
             panel.set_visible(bool(some))
             _bars(panel, some)
             panel.set_title(f"head dimension {head_dim}, {mask}", fontsize=10)
@@ -121,7 +121,8 @@ def _caption(rows: Sequence[Row]) -> str:
     clock = f", clock {min(clocks) / 1e3:.2f} to {max(clocks) / 1e3:.2f} GHz" if clocks else ""
     cuda = f", CUDA {setting.cuda}" if setting.cuda else ""
     case = rows[0].case
-    first = f"case set {case.case_set}, {case.direction} pass, {case.dtype}, {setting.date[:10]}{clock}"
+    timed = "forward and backward pass" if case.direction == "both" else f"{case.direction} pass"
+    first = f"case set {case.case_set}, {timed}, {case.dtype}, {setting.date[:10]}{clock}"
     return f"{first}\nattn4 {setting.attn4}, torch {setting.torch}{cuda}"
 
 

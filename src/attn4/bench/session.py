@@ -12,7 +12,7 @@ import torch
 from attn4.bench.attainable import attainable_tflops
 from attn4.bench.cases import Case, flops
 from attn4.bench.check import Oracle
-from attn4.bench.gradients import GradientOracle, kept_graphs
+from attn4.bench.gradients import GradientOracle, both_passes, kept_graphs
 from attn4.bench.inputs import Inputs, input_sets, make_inputs
 from attn4.bench.peers import Call, Peer
 from attn4.bench.planned import device_machine, plan_summary
@@ -130,7 +130,7 @@ class _Cell:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else CPU_CACHE_BYTES
         number = input_sets(self.case, l2_bytes)
         self.inputs = [make_inputs(self.case, device, seed) for seed in range(number)]
-        oracle = GradientOracle if self.case.direction == "backward" else Oracle
+        oracle = Oracle if self.case.direction == "forward" else GradientOracle
         self.oracle = oracle(self.case, self.inputs[0])
 
     def enter(self, peer: Peer, version: str) -> None:
@@ -165,6 +165,8 @@ class _Cell:
         inputs = self.inputs
         if self.case.direction == "forward":
             return lambda index: call(inputs[index])
+        if self.case.direction == "both":
+            return both_passes(call, inputs)
         with peer.scope():
             return kept_graphs(call, inputs)
 

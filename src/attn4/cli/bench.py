@@ -7,6 +7,7 @@ import is reported and not timed. Rows go to OUT/rows.jsonl as they come and to 
   attn4 bench forward gqa --backends attn4,cudnn,fa3 --bundle bundle
   attn4 bench schedule --backends attn4,attn4-dealt,attn4-linear,attn4-sorted,attn4-sorting
   attn4 bench backward --backends attn4,cudnn   the gradients of those cells (--direction: of other sets)
+  attn4 bench both gqa wide --direction both    a forward pass with its backward pass
   attn4 bench host                              microseconds of the host for a call
   attn4 bench quick --backends reference,eager  a trial run that needs no GPU
   attn4 bench --plot OUT/rows.jsonl --out plots
@@ -21,10 +22,10 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from attn4.bench import plots, rows, table
-from attn4.bench.cases import CASE_SETS, Case, cases, directed
+from attn4.bench.cases import CASE_SETS, Case, Passes, cases, directed
 from attn4.bench.progress import follow
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="REGEX", help="only cases whose name matches, as in 'd128-causal'")
     parser.add_argument("--backends", metavar="A,B", help="default: every backend for GPUs that imports")
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="take attn4's kernels from here first")
-    parser.add_argument(
-        "--direction", choices=("forward", "backward"), help="time the cases of all sets in this direction"
-    )
+    parser.add_argument("--direction", choices=get_args(Passes), help="time this of the cases of all sets")
     parser.add_argument(
         "--seconds-per-cell",
         type=float,

@@ -17,9 +17,6 @@ from attn4 import __version__
 
 State = Literal["ok", "missing", "none"]
 
-DSL_LINE = "4.8."
-"""The versions of nvidia-cutlass-dsl that the kernels are written for."""
-
 COMPUTE_BUILD = "install a CUDA build of torch (https://pytorch.org/get-started)"
 
 
@@ -165,8 +162,8 @@ def kernels() -> Iterator[Finding]:
     compiler = toolchain()
     if compiler is None:
         yield Finding("CuTe DSL", "missing", "compiles kernels", "pip install 'attn4[gpu]', or use a bundle")
-    elif not compiler.dsl_version.startswith(DSL_LINE):
-        yield Finding("CuTe DSL", "missing", f"{compiler.dsl_version}", f"attn4 needs a {DSL_LINE}x version")
+    elif compiler.unfit is not None:
+        yield Finding("CuTe DSL", "missing", compiler.dsl_version, compiler.unfit)
     else:
         yield Finding("CuTe DSL", "ok", f"{compiler.dsl_version}, compiles kernels, with or without a GPU")
     linker = next((found for name in ("gcc", "cc", "clang") if (found := shutil.which(name))), None)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from attn4.ops.gradient import Gradient
+from attn4.ops.call import NO_VECTORS, Vectors
 from attn4.ops.operands import Operands
-from attn4.ops.prepared import Launch, compute, compute_gradient, gradient_for
+from attn4.ops.prepared import compute, compute_gradient
+from attn4.ops.recent import Ready
 from attn4.ops.watched import transformed, watched
 
 _TENSORS = Operands._fields.index("softmax_scale")
@@ -37,17 +38,24 @@ def differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) ->
     nothing = (None,) * len(operands)
     if grad_out is None and grad_lse is None:
         return nothing
-    arguments = (grad_out, grad_lse, out, lse, *operands)
+    gradients = _observed(grad_out, grad_lse, (out, lse), operands)
+    wanted = [x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad[:3], strict=True)]
+    return (*wanted, *nothing[3:])
+
+
+def _observed(
+    grad_out: Tensor | None, grad_lse: Tensor | None, results: tuple[Tensor, Tensor], operands: Operands
+) -> Sequence[Tensor]:
+    """Gradients of Q, K and V, in the way that whoever looks on can follow."""
+    arguments = (grad_out, grad_lse, *results, *operands)
     given = [x for x in (grad_out, grad_lse, *operands[:3]) if x is not None]
     if torch.compiler.is_dynamo_compiling() or watched(*given):
-        gradients = torch.ops.attn4.backward(*arguments)
+        gradients: Sequence[Tensor] = torch.ops.attn4.backward(*arguments)
     elif torch.is_grad_enabled() or transformed():
         gradients = AttentionGradient.apply(*arguments)  # type: ignore[no-untyped-call]
     else:
-        gradient = getattr(ctx, "gradient", None) or gradient_for(operands)
-        gradients = gradient(grad_out, grad_lse, operands[:3], (out, lse), operands.vectors)
-    wanted = [x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad[:3], strict=True)]
-    return (*wanted, *nothing[3:])
+        gradients = compute_gradient(grad_out, grad_lse, results, operands)
+    return gradients
 
 
 def refuse_second(_ctx: Any, *_gradients: Tensor | None) -> NoReturn:
@@ -73,35 +81,41 @@ def refuse_tangent(_ctx: Any, *_tangents: Any) -> NoReturn:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ready:
-    """What eager calls of one signature share: operands that are not tensors, and both passes."""
-
-    settings: tuple[Any, ...]
-    launch: Launch
-    gradient: Gradient
-
-
 class Attention(torch.autograd.Function):
-    """``Operands`` and what is ready for them to (out, lse), for eager calls.
+    """Q, K, V, length vectors and what is ready for them to (out, lse), for eager calls.
 
-    An operator of torch.library costs the host 100 us more, and the form with ``setup_context`` 10.
+    An operator of torch.library costs the host 100 us more, the form with ``setup_context`` 10, and each
+    argument a fifth of one.
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, ready: Ready) -> Any:
         """Out and LSE."""
-        *inputs, ready = arguments
-        operands = Operands(*inputs)
-        output = ready.launch(*operands[:3], operands.vectors, None)
-        save(ctx, operands, output)
-        ctx.gradient = ready.gradient
+        output = ready.launch(q, k, v, vectors, None)
+        ctx.save_for_backward(*output, q, k, v, *(() if vectors is NO_VECTORS else vectors))
+        ctx.ready = ready
+        ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
         """Gradients of Q, K and V."""
-        return (*differentiate(ctx, *gradients), None)
+        out, lse, q, k, v, *vectors = ctx.saved_tensors
+        if grad_out is None and grad_lse is None:
+            return None, None, None, None, None
+        given = tuple(vectors) if vectors else NO_VECTORS
+        if (
+            torch.is_grad_enabled()
+            or watched(*[x for x in (grad_out, grad_lse) if x is not None])
+            or transformed()
+        ):
+            operands = Operands(q, k, v, *given, *ctx.ready.settings)
+            gradients = _observed(grad_out, grad_lse, (out, lse), operands)
+        else:
+            gradients = ctx.ready.gradient(grad_out, grad_lse, (q, k, v), (out, lse), given)
+        dq, dk, dv = gradients
+        wants_q, wants_k, wants_v, *_ = ctx.needs_input_grad
+        return dq if wants_q else None, dk if wants_k else None, dv if wants_v else None, None, None
 
 
 class TransformedAttention(torch.autograd.Function):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attn4.ops import gpu
-from attn4.ops.autograd import Attention, Ready, TransformedAttention
+from attn4.ops.autograd import Attention, TransformedAttention
 from attn4.ops.call import Options, Vectors
 from attn4.ops.check import (
     check_options,
@@ -20,6 +20,7 @@ from attn4.ops.check import (
 from attn4.ops.operands import Operands
 from attn4.ops.prepared import (
     Key,
+    Launch,
     check_gradient,
     check_shapes,
     gradient_for,
@@ -27,17 +28,15 @@ from attn4.ops.prepared import (
     remember,
     signature,
 )
-from attn4.ops.recent import Recent
+from attn4.ops.recent import Ready, Recent
 from attn4.ops.watched import transformed, watched
 
 _recent: dict[tuple[Any, ...], Recent] = {}
-"""The last kernel's launch by its options: comparing tensors costs a tenth of hashing their signature."""
+"""The last kernel's launch by its options and whether gradients are recorded: comparing tensors costs a tenth
+of hashing their signature."""
 
 _known: dict[Key, Recent] = {}
 """Launches by their signatures."""
-
-_ready: dict[Key, Ready] = {}
-"""Both passes of calls with a gradient, by their signatures."""
 
 _RETURN_LSE = Options._fields.index("return_lse")
 
@@ -53,21 +52,34 @@ def attend(
     if torch.compiler.is_dynamo_compiling():
         return _traced(q, k, v, vectors, Options(*options), out)
     try:
-        recent = _recent.get(options)
+        recent = _recent.get((options, torch.is_grad_enabled()))
         if recent is None or not recent.fits(q, k, v, vectors):
-            recent = _known.get(signature(q, k, v, vectors, options))
-            if recent is not None and recent.fits(q, k, v, vectors):
-                _recent[options] = recent
-            else:
-                recent = None
+            recent = _known_for(q, k, v, vectors, options)
     except (AttributeError, TypeError, RuntimeError):
         # Not dense tensors, or options that do not hash: the checks name the culprit, if it is one.
         recent = None
     if recent is None:
         return _attend_anew(q, k, v, vectors, options, out)
+    ready = recent.ready
+    if ready is not None:
+        return _apply(q, k, v, vectors, ready, options, out)
     if out is not None:
         check_out(out, recent.launch.out_like, (q, k, v))
-    return recent.launch(q, k, v, vectors, out)
+    return recent.run(q, k, v, vectors, out)
+
+
+def _known_for(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...]) -> Recent | None:
+    """The launch of such a call before the last one, which it becomes."""
+    found = _known.get(_known_key(q, k, v, vectors, options))
+    if found is None or not found.fits(q, k, v, vectors):
+        return None
+    _recent[options, torch.is_grad_enabled()] = found
+    return found
+
+
+def _known_key(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...]) -> Key:
+    recorded = records_gradient(q, k, v)
+    return (*signature(q, k, v, vectors, options), recorded)
 
 
 def _attend_anew(
@@ -78,49 +90,58 @@ def _attend_anew(
         if watched(q, k, v) or transformed():
             return _watched(q, k, v, vectors, Options(*options), out)
         if records_gradient(q, k, v):
-            return _recorded(q, k, v, vectors, options, out)
-    launch, key = launch_for(q, k, v, vectors, options)
+            ready = _make_ready(q, k, v, vectors, Options(*options))
+            _remember(q, k, v, vectors, options, ready)
+            return _public(_apply(q, k, v, vectors, ready, options, out))
+    launch = launch_for(q, k, v, vectors, options)
     if out is not None:
         check_out(out, launch.out_like, (q, k, v))
-    if isinstance(launch, gpu.Launch) and key is not None:
-        _remember(options, key, Recent.of(launch, q, k, v, vectors))
+    _remember(q, k, v, vectors, options, launch)
     return _public(launch(q, k, v, vectors, out))
 
 
-def _remember(options: tuple[Any, ...], key: Key, recent: Recent) -> None:
-    if not remember(_known, key, recent):
-        _recent.clear()
-    _recent[options] = recent
-
-
-def _recorded(
-    q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...], out: Tensor | None
-) -> Any:
-    """An eager call with a gradient; what cannot give one is refused before anything runs."""
-    key: Key | None = None
-    ready = None
-    try:
-        key = signature(q, k, v, vectors, options)
-        ready = _ready.get(key)
-    except (AttributeError, TypeError, RuntimeError):
-        key = None
-    if ready is None:
-        ready = _make_ready(q, k, v, vectors, Options(*options))
-        if isinstance(ready.launch, gpu.Launch) and key is not None:
-            remember(_ready, key, ready)
-    if out is not None:
-        check_out_unrecorded(q, k, v)
-    result = Attention.apply(q, k, v, *vectors, *ready.settings, ready)  # type: ignore[no-untyped-call]
-    return _public(result if options[_RETURN_LSE] else result[0])
-
-
 def _make_ready(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options) -> Ready:
+    """Both passes of a call with a gradient; what cannot give one is refused before anything runs."""
     check_options(options)
     operands = Operands.of(q, k, v, vectors, options, return_lse=True)
     check_shapes(operands)
     gradient = gradient_for(operands)
-    launch, _ = launch_for(q, k, v, vectors, operands.options())
-    return Ready(operands.settings, launch, gradient)
+    return Ready(operands.settings, launch_for(q, k, v, vectors, operands.options()), gradient)
+
+
+def _remember(
+    q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...], made: Launch | Ready
+) -> None:
+    """Keep a kernel's launch for the next call like this one."""
+    ready = made if isinstance(made, Ready) else None
+    launch = made.launch if isinstance(made, Ready) else made
+    if not isinstance(launch, gpu.Launch):
+        return
+    try:
+        key = _known_key(q, k, v, vectors, options)
+        hash(key)
+    except (AttributeError, TypeError, RuntimeError):
+        return
+    recent = Recent.of(launch, ready, (q, k, v), vectors)
+    if not remember(_known, key, recent):
+        _recent.clear()
+    _recent[options, torch.is_grad_enabled()] = recent
+
+
+def _apply(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    vectors: Vectors,
+    ready: Ready,
+    options: tuple[Any, ...],
+    out: Tensor | None,
+) -> Any:
+    """An eager call with a gradient."""
+    if out is not None:
+        check_out_unrecorded(q, k, v)
+    result = Attention.apply(q, k, v, vectors, ready)  # type: ignore[no-untyped-call]
+    return result if options[_RETURN_LSE] else result[0]
 
 
 def _watched(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: Options, out: Tensor | None) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from attn4.artifact import kernel_for
 from attn4.machine import Machine, machine
 from attn4.ops import emulated, workspace
-from attn4.ops.call import NO_VECTORS, Call, Vectors
+from attn4.ops.call import Call, Vectors
 from attn4.ops.schedule import check_plan
 from attn4.plan.choose import choose, invalid, runnable
 from attn4.plan.plan import Plan
@@ -34,13 +34,13 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.
 class Launch:
     """A kernel and its constant arguments. ``kernel`` is None where no query meets a key.
 
-    ``out_like`` and ``lse_like`` have one element's memory and the shape of the results: torch.empty_like of
-    them is a third cheaper than torch.empty of a shape. ``scattered``: some inputs have strides that a
-    kernel cannot take.
+    ``out_like`` and ``lse_like`` have the shape of the results and no memory. ``scattered``: some inputs have
+    strides that a kernel cannot take. ``several``: there are other GPUs, one of which may be the current one.
     """
 
     kernel: Callable[..., None] | None
     device: int
+    several: bool
     out_like: Tensor
     lse_like: Tensor | None
     softmax_scale: float
@@ -52,37 +52,40 @@ class Launch:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, out: Tensor | None) -> Any:
         """Out, or (out, lse). ``out`` has been checked."""
-        if self.device >= 0 and _current_device() != self.device:
+        if self.several and _current_device() != self.device:
             with torch.cuda.device(self.device):
                 return self(q, k, v, vectors, out)
         if out is None:
-            out = torch.empty_like(self.out_like, memory_format=torch.contiguous_format)
-        lse = None
-        if self.lse_like is not None:
-            lse = torch.empty_like(self.lse_like, memory_format=torch.contiguous_format)
+            out = torch.empty_like(self.out_like)
+        lse = None if self.lse_like is None else torch.empty_like(self.lse_like)
         if self.kernel is None:
             return _fill_empty(out, lse)
-        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
-        if vectors is not NO_VECTORS:
-            for x in vectors:
-                if x is not None:
-                    addresses |= x.data_ptr()
-        if self.scattered or addresses % ALIGNMENT_BYTES:
-            q, k, v = movable(q), movable(k), movable(v)
-            vectors = movable_vectors(vectors)
-        self.kernel(
-            q,
-            k,
-            v,
-            out,
-            lse,
-            self.softmax_scale,
-            self.window_left,
-            self.window_right,
-            *vectors,
-            workspace.counter(self.device) if self.counted else None,
-            self.ctas,
-        )
+        if self.scattered:
+            q, k, v, vectors = movable(q), movable(k), movable(v), movable_vectors(vectors)
+        cu_q, cu_k, used_q, used_k, order = vectors
+        try:
+            self.kernel(
+                q,
+                k,
+                v,
+                out,
+                lse,
+                self.softmax_scale,
+                self.window_left,
+                self.window_right,
+                cu_q,
+                cu_k,
+                used_q,
+                used_k,
+                order,
+                workspace.counter(self.device) if self.counted else None,
+                self.ctas,
+            )
+        except ValueError:
+            # A kernel looks at the addresses itself: to ask for them in each call costs half a microsecond.
+            if aligned(q, k, v):
+                raise
+            return self(movable(q), movable(k), movable(v), vectors, out)
         return out if lse is None else (out, lse)
 
 
@@ -110,8 +113,11 @@ def prepare(call: Call) -> Launch:
     return Launch(
         kernel=None if plan is None else loader(call)(plan),
         device=device,
-        out_like=call.q.new_empty(1).expand(call.out_shape),
-        lse_like=call.q.new_empty(1, dtype=torch.float32).expand(call.lse_shape) if call.return_lse else None,
+        several=device >= 0 and torch.cuda.device_count() > 1,
+        out_like=without_memory(call.q.new_empty(call.out_shape)),
+        lse_like=without_memory(call.q.new_empty(call.lse_shape, dtype=torch.float32))
+        if call.return_lse
+        else None,
         softmax_scale=call.softmax_scale,
         window_left=bound(call.mask.left),
         window_right=bound(call.mask.right),
@@ -173,29 +179,35 @@ def _uneven(x: Tensor) -> bool:
     return any(stride * x.element_size() % ALIGNMENT_BYTES for stride in x.stride()[:-1])
 
 
-def movable(x: Tensor) -> Tensor:
-    """``x`` itself, or a contiguous copy where the copy engine could not take it."""
-    if x.stride(-1) != 1 or _uneven(x) or x.data_ptr() % ALIGNMENT_BYTES:
-        return x.clone(memory_format=torch.contiguous_format)
+def without_memory(x: Tensor) -> Tensor:
+    """``x``, its memory given back: torch.empty_like of it is quicker than torch.empty of a shape."""
+    x.untyped_storage().resize_(0)
     return x
 
 
-def movable_vectors(vectors: Vectors) -> Vectors:
-    """The length tensors, those that a kernel could not read as copies."""
-    cu_q, cu_k, used_q, used_k, order = vectors
-    return (
-        _movable_vector(cu_q),
-        _movable_vector(cu_k),
-        _movable_vector(used_q),
-        _movable_vector(used_k),
-        order,
-    )
+def aligned(*tensors: Tensor) -> bool:
+    """Whether copy engines can take the addresses."""
+    return not any(x.data_ptr() % ALIGNMENT_BYTES for x in tensors)
 
 
-def _movable_vector(x: Tensor | None) -> Tensor | None:
-    if x is None or (x.data_ptr() % ALIGNMENT_BYTES == 0 and x.is_contiguous()):
-        return x
+def movable(x: Tensor) -> Tensor:
+    """``x`` itself, or a contiguous copy where the copy engine could not take it."""
+    if x.data_ptr() % ALIGNMENT_BYTES == 0:
+        if x.is_contiguous() and x.shape[-1] * x.element_size() % ALIGNMENT_BYTES == 0:
+            return x
+        if x.stride(-1) == 1 and not _uneven(x):
+            return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def movable_vectors(vectors: Vectors) -> Vectors:
+    """The length tensors, contiguous."""
+    cu_q, cu_k, used_q, used_k, order = vectors
+    return (_contiguous(cu_q), _contiguous(cu_k), _contiguous(used_q), _contiguous(used_k), order)
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _fill_empty(out: Tensor, lse: Tensor | None) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attn4.machine import Machine
 from attn4.ops import gpu
-from attn4.ops.call import NO_VECTORS, Call, Vectors
+from attn4.ops.call import Call, Vectors
 from attn4.ops.reference import ReferenceGradient
 from attn4.ops.workspace import counter, uninitialised
 from attn4.plan.choose import choose, runnable
@@ -49,6 +49,7 @@ def prepare_gradient(call: Call) -> Gradient:
         machine=gpu.target(call),
         load=gpu.loader(call),
         device=call.q.get_device(),
+        several=call.q.get_device() >= 0 and torch.cuda.device_count() > 1,
         softmax_scale=call.softmax_scale,
         window=(gpu.bound(call.mask.left), gpu.bound(call.mask.right)),
         scattered=gpu.scattered(call),
@@ -69,25 +70,39 @@ def refuse_without_gradient(call: Call) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """The kernels of a pass, by one function, and tensors without memory like its results and like those that
+    it works in.
+    """
+
+    function: Callable[..., None]
+    counted: bool
+    results: Triple
+    room: Triple
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelGradient:
     """Backward kernels and their constant arguments.
 
     ``empty``: no query meets a key. ``scattered``: some inputs have strides that a kernel cannot take.
-    ``ctas``: how many CTAs a persistent kernel is launched with at most. A kernel is loaded when it is first
-    needed; there is one with a gradient of the LSE and one without.
+    ``several``: there are other GPUs, one of which may be the current one. ``ctas``: how many CTAs a
+    persistent kernel is launched with at most. A kernel is loaded when it is first needed; there is one with
+    a gradient of the LSE and one without.
     """
 
     problem: Problem
     machine: Machine
     load: Callable[[Plan], Callable[..., None]]
     device: int
+    several: bool
     softmax_scale: float
     window: tuple[int, int]
     scattered: bool
     empty: bool
     ctas: int
-    _kernels: dict[bool, tuple[Plan, Callable[..., None]]] = field(default_factory=dict)
+    _kernels: dict[bool, Kernels] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -101,22 +116,22 @@ class KernelGradient:
         q, k, v = inputs
         if self.empty:
             return _zeros(q), _zeros(k), _zeros(v)
-        if self.device >= 0 and torch.cuda.current_device() != self.device:
+        if self.several and torch.cuda.current_device() != self.device:
             with torch.cuda.device(self.device):
                 return self(grad_out, grad_lse, inputs, results, vectors)
         out, lse = results
-        gradients = _like(q), _like(k), _like(v)
+        kernels = self._kernels.get(grad_lse is not None) or self._load(inputs, grad_lse is not None)
+        like_q, like_k, like_v = kernels.results
+        gradients = torch.empty_like(like_q), torch.empty_like(like_k), torch.empty_like(like_v)
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         elif self.problem.may_have_empty_rows(_same_lengths(vectors)):
             grad_out = _without_empty_rows(grad_out, lse)
-        plan, kernel = self._kernel(grad_lse is not None)
-        room = workspace(plan, self.problem.batch, q.shape[-2], q.shape[-3])
-        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
-        if vectors is not NO_VECTORS or self.scattered or addresses % gpu.ALIGNMENT_BYTES:
-            q, k, v = gpu.movable(q), gpu.movable(k), gpu.movable(v)
+        if self.scattered:
             vectors = gpu.movable_vectors(vectors)
-        kernel(
+        if self.scattered or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % gpu.ALIGNMENT_BYTES:
+            q, k, v = gpu.movable(q), gpu.movable(k), gpu.movable(v)
+        kernels.function(
             q,
             k,
             v,
@@ -125,25 +140,33 @@ class KernelGradient:
             lse,
             None if grad_lse is None else grad_lse.contiguous(),
             *gradients,
-            *uninitialised(q, (room.row_stats, room.row_stats, room.dq_sum)),
+            *uninitialised(kernels.room),
             self.softmax_scale,
             *self.window,
             *vectors[:4],
-            counter(self.device) if plan.schedule.counted else None,
+            counter(self.device) if kernels.counted else None,
             self.ctas,
         )
         return gradients
 
-    def _kernel(self, with_lse: bool) -> tuple[Plan, Callable[..., None]]:
-        found = self._kernels.get(with_lse)
-        if found is None:
-            plan = choose(replace(self.problem, lse=with_lse), self.machine)
-            found = self._kernels[with_lse] = plan, self.load(plan)
-        return found
+    def _load(self, inputs: Triple, with_lse: bool) -> Kernels:
+        q, k, v = inputs
+        plan = choose(replace(self.problem, lse=with_lse), self.machine)
+        room = workspace(plan, self.problem.batch, q.shape[-2], q.shape[-3])
 
+        def like(x: Tensor) -> Tensor:
+            return gpu.without_memory(x.new_empty(x.shape))
 
-def _like(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+        def memory(shape: tuple[int, ...]) -> Tensor:
+            return gpu.without_memory(q.new_empty(shape, dtype=torch.float32))
+
+        made = Kernels(
+            self.load(plan),
+            plan.schedule.counted,
+            (like(q), like(k), like(v)),
+            (memory(room.row_stats), memory(room.row_stats), memory(room.dq_sum)),
+        )
+        return self._kernels.setdefault(with_lse, made)
 
 
 def _zeros(x: Tensor) -> Tensor:

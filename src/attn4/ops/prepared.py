@@ -31,7 +31,7 @@ def compute(operands: Operands) -> tuple[Tensor, Tensor]:
     """
     q, k, v = operands[:3]
     vectors = operands.vectors
-    launch, _ = launch_for(q, k, v, vectors, operands.options())
+    launch = launch_for(q, k, v, vectors, operands.options())
     result = launch(q, k, v, vectors, None)
     return result if operands.return_lse else (result, no_lse(q))
 
@@ -49,13 +49,8 @@ def no_lse(q: Tensor) -> Tensor:
     return q.new_empty(0, dtype=torch.float32)
 
 
-def launch_for(
-    q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...]
-) -> tuple[Launch, Key | None]:
-    """A kernel's launch, kept for the next call of this signature; or the reference, checked anew.
-
-    With it the signature; None if it cannot be a key.
-    """
+def launch_for(q: Tensor, k: Tensor, v: Tensor, vectors: Vectors, options: tuple[Any, ...]) -> Launch:
+    """A kernel's launch, kept for the next call of this signature; or the reference, checked anew."""
     key: Key | None = None
     found = None
     try:
@@ -65,14 +60,14 @@ def launch_for(
         # Not dense tensors, or options that do not hash: the checks name the culprit, if it is one.
         key = None
     if found is not None:
-        return found, key
+        return found
     call = check_call(q, k, v, vectors, options)
     if call.backend == "reference":
-        return ReferenceLaunch(call), key
+        return ReferenceLaunch(call)
     launch = gpu.prepare(call)
     if key is not None:
         remember(_launches, key, launch)
-    return launch, key
+    return launch
 
 
 def gradient_for(operands: Operands) -> Gradient:

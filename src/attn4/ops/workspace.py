@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,9 @@ from torch import Tensor
 
 _BOUNDARY = 32
 """Elements of float32 in 128 bytes."""
+
+_DEFAULT_STREAM = 0
+"""CUDA captures every stream but this one."""
 
 _COUNTER_ENTRIES = 2
 _counters: dict[tuple[int, int], Tensor] = {}
@@ -25,24 +27,27 @@ def counter(device: int) -> Tensor:
     if device < 0:
         return torch.zeros(_COUNTER_ENTRIES, dtype=torch.int32)
     # The public functions build Python objects and check for a GPU each time, ten times the cost.
-    if torch._C._cuda_isCurrentStreamCapturing():
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    if stream != _DEFAULT_STREAM and torch._C._cuda_isCurrentStreamCapturing():
         return _zeros(device)
-    place = (device, torch._C._cuda_getCurrentRawStream(device))
+    place = (device, stream)
     found = _counters.get(place)
     if found is None:
         found = _counters[place] = _zeros(device)
     return found
 
 
-def uninitialised(like: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Contiguous float32 tensors on the device of ``like``, each from a multiple of 128 bytes on."""
-    rooms = [-(-math.prod(shape) // _BOUNDARY) * _BOUNDARY for shape in shapes]
-    memory = like.new_empty(sum(rooms) + _BOUNDARY, dtype=torch.float32)
+def uninitialised(likes: Sequence[Tensor]) -> list[Tensor]:
+    """Contiguous float32 tensors of those shapes and devices, each from a multiple of 128 bytes on."""
+    if likes[0].is_cuda:
+        # Each allocation there begins at 512 bytes, and is quicker than a view.
+        return [torch.empty_like(like) for like in likes]
+    rooms = [-(-like.numel() // _BOUNDARY) * _BOUNDARY for like in likes]
+    memory = torch.empty(sum(rooms) + _BOUNDARY, dtype=torch.float32)
     start = -(memory.data_ptr() // memory.element_size()) % _BOUNDARY
     found = []
-    for shape, room in zip(shapes, rooms, strict=True):
-        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        found.append(memory.as_strided(shape, strides, start))
+    for like, room in zip(likes, rooms, strict=True):
+        found.append(memory.as_strided(like.shape, like.stride(), start))
         start += room
     return found
 

@@ -153,6 +153,6 @@ def unloadable(problem: Problem, machine: Machine) -> tuple[str, ...]:
         return ()
     return (
         f"The backward pass of head_dim {problem.head_dim} over cu_seqlens or seqused has no kernel on "
-        f"{machine.name}. Pad head_dim with zeros to {most + HEAD_DIM_MULTIPLE} or more, pad the sequences to "
-        f"one length, or {REFERENCE}.",
+        f"{machine.name}. Pad head_dim with zeros to {most + HEAD_DIM_MULTIPLE} or more, pad the sequences "
+        f"to one length, or {REFERENCE}.",
     )
