@@ -30,6 +30,7 @@ class Worker(Fixed):
         self.turn = turn
         self.bounds = bounds
         self.rows = rows
+        self.group_rows = mma.group_rows(turn.group)
         self.output = mma.accumulator(ops.output_mma, (plan.tile_m, plan.head_dim_v))
         # A wide output takes long to rescale: better beside the score product than after it.
         self.early_rescale = plan.head_dim_v > 128
@@ -49,34 +50,56 @@ class Worker(Fixed):
 
     @cute.jit
     def run(self, tile, query_in, key_in, value_in):
-        """All key blocks of a tile: the last, then masked ones on the right, free ones, masked ones left."""
+        """All key blocks of a tile: the last, then masked ones on the right, free ones, masked ones left.
+
+        Blocks of which no row of this warpgroup sees a key, on either side, are only handed on.
+        """
         bounds = self.bounds
-        key_in = self._first(tile, key_in)
-        free_begin, free_end = bounds.unmasked(tile)
-        block = tile.n_end - 2
+        begin, end = bounds.met(tile, self.group_rows)
         if cutlass.const_expr(bounds.kind != "full"):
-            stop = cutlass.max(free_end, tile.n_begin)
+            key_in, value_in = self._pass_over(tile.n_end - end, key_in, value_in)
+        key_in = self._first(tile, end - 1, key_in)
+        free_begin, free_end = bounds.unmasked(tile, self.group_rows)
+        block = end - 2
+        if cutlass.const_expr(bounds.kind != "full"):
+            stop = cutlass.max(free_end, begin)
             for _ in cutlass.range(block - stop + 1, unroll=1):
                 key_in, value_in = self._step(tile, block, key_in, value_in, masked=True)
                 block -= 1
-        stop = tile.n_begin
+        stop = begin
         if cutlass.const_expr(bounds.kind == "window"):
-            stop = cutlass.max(free_begin, tile.n_begin)
+            stop = cutlass.max(free_begin, begin)
         for _ in cutlass.range(block - stop + 1, unroll=1):
             key_in, value_in = self._step(tile, block, key_in, value_in, masked=False)
             block -= 1
         if cutlass.const_expr(bounds.kind == "window"):
-            for _ in cutlass.range(block - tile.n_begin + 1, unroll=1):
+            for _ in cutlass.range(block - begin + 1, unroll=1):
                 key_in, value_in = self._step(tile, block, key_in, value_in, masked=True)
                 block -= 1
         if cutlass.const_expr(not self.plan.query_in_registers):
             query_in.arrive()
         query_in.advance()
         value_in = self._last(value_in)
+        if cutlass.const_expr(bounds.kind == "window"):
+            key_in, value_in = self._pass_over(begin - tile.n_begin, key_in, value_in)
         return query_in, key_in, value_in
 
     @cute.jit
-    def _first(self, tile, key_in):
+    def _pass_over(self, blocks: Int32, key_in, value_in):
+        """Hand on some key blocks unread, and the turns that go with them."""
+        for _ in cutlass.range(blocks, unroll=1):
+            key_in.wait()
+            key_in.arrive()
+            key_in.advance()
+            self.turn.take()
+            self.turn.give()
+            value_in.wait()
+            value_in.arrive()
+            value_in.advance()
+        return key_in, value_in
+
+    @cute.jit
+    def _first(self, tile, block: Int32, key_in):
         slot = key_in.wait()
         scores = self.start_scores(slot)
         mma.wait(0)
@@ -86,7 +109,7 @@ class Worker(Fixed):
         if cutlass.const_expr(self.bounds.kind != "full" or self.plan.seqused_q):
             whole = cutlass.Boolean(False)
         if not whole:
-            apply_mask(scores, self.bounds, tile, self.rows, tile.n_end - 1)
+            apply_mask(scores, self.bounds, tile, self.rows, block)
         self.softmax.first(scores)
         to_operand(scores, self.ops.probabilities)
         return key_in
