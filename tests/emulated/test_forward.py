@@ -74,6 +74,22 @@ def test_the_number_of_resident_blocks_does_not_matter():
     assert torch.equal(one.out.view(torch.int16), many.out.view(torch.int16))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(64, "full", 520, 70, ctas=1),
+        Case(128, "full", 300, 140, heads=2, ctas=1),
+        Case(128, "causal", 300, 150, heads=2, ctas=1),
+        Case(128, "window", 300, 300, ctas=1),
+    ],
+    ids=name,
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_tile_begins_while_the_one_before_it_ends(case, late):
+    # One CTA takes all tiles; under the causal mask the first 150 queries see no key, so one tile has none.
+    check(attend(case, Adversarial(late=late), hazards=True))
+
+
 def test_a_warpgroup_passes_over_key_blocks_that_none_of_its_rows_sees():
     # 128 queries are 64 rows of two warpgroups, 128 keys two blocks of 80: the first sees one of them.
     result = attend(Case(256, "causal", 128, 128), Adversarial(late=True), hazards=True)
