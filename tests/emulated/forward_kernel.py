@@ -26,7 +26,7 @@ from attn4.problem import Problem
 from attn4.reference import Lengths, dense
 
 UNBOUNDED = 2**30
-MASKS = {"full": Mask(), "causal": Mask(None, 0)}
+MASKS = {"full": Mask(), "causal": Mask(None, 0), "window": Mask(90, 40)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,9 @@ def attend(case: Case, schedule: Schedule, *, sms: int = 4, seed: int = 0, hazar
     with emulated(runner):
         order = batch_order(plan, lengths) if case.sorted else None
         kernel = load_emulated(found)
-        kernel(q, k, v, out, lse, scale, UNBOUNDED, UNBOUNDED, *lengths, order, counter, case.ctas)
+        mask = MASKS[case.mask]
+        bounds = tuple(UNBOUNDED if side is None else side for side in (mask.left, mask.right))
+        kernel(q, k, v, out, lse, scale, *bounds, *lengths, order, counter, case.ctas)
     starts = lengths[:2]
     assert counter is None or not counter.any(), "the kernel leaves its counter at zero"
     expected, expected_lse = dense(

@@ -42,4 +42,5 @@ def test_a_product_that_is_not_waited_for_is_reported(word):
 def test_a_fence_dropped_is_reported_unless_nothing_touched_the_registers_since_the_one_before():
     found = kinds_without("wgmma.fence")
     assert [kinds for kinds in found if kinds not in (["unfenced"], [])] == []
-    assert sum(kinds == [] for kinds in found) <= 1
+    # Products are issued in pairs at two places: in a step, and between two tiles.
+    assert sum(kinds == [] for kinds in found) <= 2

@@ -119,6 +119,8 @@ class Plan:
     ``tile_m`` counts query rows of a CTA, ``tile_n`` keys of one step. ``pack_gqa`` query heads of a group
     share a tile (1: not packed). With ``ping_pong`` warpgroups take turns in issuing products.
     ``query_in_registers`` keeps Q there for a tile, so that its products read half as much shared memory.
+    With ``early_start`` the first scores of a tile are computed beside the last product of the tile before
+    it, and while that one is stored.
     With ``late_release`` keys are released only after half of the exponentials: nothing but a data
     dependence keeps ptxas from moving the wait for the output product above all of them.
 
@@ -163,6 +165,7 @@ class Plan:
     ping_pong: bool = True
     late_release: bool = False
     query_in_registers: bool = False
+    early_start: bool = False
     query_tiles: int = 1
     late_keys: int = 0
     deterministic: bool = False

@@ -36,7 +36,10 @@ gets its registers, and the kernel hangs.
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Query rows, keys of one step, attending warpgroups and ring depth of a CTA; how a warpgroup works."""
+    """Query rows, keys of one step, attending warpgroups and ring depth of a CTA; how a warpgroup works.
+
+    ``early_start`` wants room for the next tile's queries: registers, or ``query_stages`` of 2.
+    """
 
     rows: int
     keys: int
@@ -45,6 +48,8 @@ class Tile:
     query_in_registers: bool = False
     late_release: bool = False
     ping_pong: bool = True
+    query_stages: int = 1
+    early_start: bool = False
 
 
 def forward(problem: Problem, machine: Machine) -> Plan:
@@ -107,11 +112,13 @@ def narrow_tile(problem: Problem) -> Tile:
     192 rows share each key longest, but leave the last third of a tile empty at 1024. Of a ragged batch only
     a hint of the longest length is known, which must not change a result: its tiles keep 128 keys.
     """
-    if problem.seqlen_q > SHORT:
-        return Tile(192, 128, 3, 2)
     ragged = problem.cu_seqlens_q or problem.seqused_q
-    if problem.mask.kind == "full" and not ragged:
-        return Tile(256, 64, 4, 4)
+    if problem.seqlen_q > SHORT:
+        if problem.mask.kind == "full" and not ragged:
+            return Tile(192, 128, 3, 2, query_stages=2, early_start=True)
+        return Tile(192, 128, 3, 2)
+    if problem.mask.kind in ("full", "causal") and not ragged:
+        return Tile(256, 64, 4, 4, query_stages=2, early_start=True)
     return Tile(128, 128, 2, 2, query_in_registers=True, late_release=True)
 
 
@@ -131,6 +138,7 @@ def with_tile(plan: Plan, tile: Tile, machine: Machine) -> Plan:
         ping_pong=tile.ping_pong,
         query_in_registers=tile.query_in_registers,
         late_release=tile.late_release,
+        early_start=tile.early_start,
         roles=roles(tile),
     )
     handed = channels(plan, tile)
@@ -154,7 +162,7 @@ def channels(plan: Plan, tile: Tile) -> tuple[Channel, ...]:
     row = plan.head_dim * 2
     consumers = ("attend",)
     handed = (
-        Channel("query", "tma", "query", 1, "load", consumers, 1, warps, tile.rows * row),
+        Channel("query", "tma", "query", tile.query_stages, "load", consumers, 1, warps, tile.rows * row),
         Channel("key", "tma", "key", tile.stages, "load", consumers, 1, warps, tile.keys * row),
         Channel(
             "value", "tma", "value", tile.stages, "load", consumers, 1, warps, tile.keys * plan.head_dim_v * 2
@@ -169,7 +177,7 @@ def channels(plan: Plan, tile: Tile) -> tuple[Channel, ...]:
 def buffers(plan: Plan, tile: Tile, barriers: int, machine: Machine) -> tuple[Buffer, ...]:
     """Shared memory: a staging area for the output too, where there is room for one."""
     pieces: tuple[Piece, ...] = (
-        Piece(name="query", shape=(tile.rows, plan.head_dim), dtype=plan.dtype),
+        Piece(name="query", shape=(tile.rows, plan.head_dim), dtype=plan.dtype, stages=tile.query_stages),
         Piece(name="key", shape=(tile.keys, plan.head_dim), dtype=plan.dtype, stages=tile.stages),
         Piece(name="value", shape=(tile.keys, plan.head_dim_v), dtype=plan.dtype, stages=tile.stages),
         Piece(name="tile", shape=(TILE_RECORD_WORDS,), dtype="int32"),

@@ -21,6 +21,9 @@ REGISTERS = warpgroup.OperandSource.RMEM
 GROUP_THREADS = 128
 """Threads of a warpgroup."""
 
+GROUP_ROWS = 64
+"""Rows of a warpgroup's product."""
+
 
 def tiled_product(dtype, groups, columns: int, b_major, a_source, a_major=K_MAJOR):
     """A product of 64 rows and ``columns`` a warpgroup.
@@ -48,6 +51,11 @@ def accumulator(tiled_mma, shape):
 def first_row(thread):
     """The first of the two rows that ``thread`` of the warpgroups holds; the other is 8 further on."""
     return thread // 32 * 16 + thread % 32 // 4
+
+
+def group_rows(group):
+    """The first and the last row of warpgroup ``group``."""
+    return group * GROUP_ROWS, (group + 1) * GROUP_ROWS - 1
 
 
 def by_row(fragment):

@@ -106,10 +106,28 @@ class Bounds:
         end = end * Int32(first_row < q_len)
         return begin // self.tile_n, (cutlass.max(end, 0) + self.tile_n - 1) // self.tile_n
 
-    def unmasked(self, tile):
-        """Key blocks [first, last) of which every query of the tile sees every key."""
-        first_row = self.position(tile.row_block * self.tile_m)
-        last_row = self.position((tile.row_block + 1) * self.tile_m - 1)
+    def met(self, tile, rows):
+        """Key blocks [first, last) of ``tile`` that the rows from ``rows[0]`` to ``rows[1]`` of it see; one
+        block at least.
+        """
+        if self.kind == "full":
+            return tile.n_begin, tile.n_end
+        first_row = self.position_in(tile, rows[0])
+        last_row = cutlass.min(self.position_in(tile, rows[1]), tile.q_len - 1)
+        end = (cutlass.max(self.end_key(last_row, tile), 0) + self.tile_n - 1) // self.tile_n
+        end = cutlass.max(cutlass.min(end, tile.n_end), tile.n_begin + 1)
+        begin = tile.n_begin
+        if self.kind == "window":
+            begin = cutlass.max(begin, cutlass.max(self.begin_key(first_row, tile), 0) // self.tile_n)
+        return cutlass.min(begin, end - 1), end
+
+    def unmasked(self, tile, rows=None):
+        """Key blocks [first, last) of which every query of the tile sees every key, or every query from
+        ``rows[0]`` to ``rows[1]`` of it.
+        """
+        first, last = rows or (0, self.tile_m - 1)
+        first_row = self.position_in(tile, first)
+        last_row = self.position_in(tile, last)
         last = cutlass.max(self.end_key(first_row, tile), 0) // self.tile_n
         first = Int32(0)
         if self.kind == "window":

@@ -31,7 +31,7 @@ class Operands(Fixed):
             shape = (plan.tile_m, plan.head_dim)
             self.query = scores.make_fragment_A(scores.partition_shape_A(shape))
         else:
-            self.query = scores.make_fragment_A(scores.partition_A(query))[None, None, None, 0]
+            self.query = scores.make_fragment_A(scores.partition_A(query))
         shape = (plan.tile_m, plan.tile_n)
         self.probabilities = output.make_fragment_A(output.partition_shape_A(shape))
 
