@@ -32,7 +32,7 @@ class Worker(Fixed):
         self.turn = turn
         self.bounds = bounds
         self.rows = rows
-        # Rows of which blocks are passed over: a warpgroup's, where a tile has more rows than a block has keys.
+        # Where a tile has more rows than a block has keys, a warpgroup passes over some blocks by itself.
         self.parted = plan.tile_m > plan.tile_n
         self.group_rows = mma.group_rows(turn.group) if self.parted else (0, plan.tile_m - 1)
         self.scores = mma.accumulator(ops.scores_mma, (plan.tile_m, plan.tile_n))
