@@ -19,6 +19,8 @@ MOST_ERROR = 1e-2
 CHUNK = 2**19
 """Query rows for which scores are computed at once."""
 
+REFUSED = pytest.mark.xfail(raises=NotImplementedError, strict=True, reason="docs/support.md")
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -69,7 +71,9 @@ def deltas(done: Pass):
     return torch.cat(pieces, dim=1) - done.dlse.transpose(1, 2)
 
 
-@pytest.mark.parametrize("name", ["long causal", "long bhsd 256", "batch 65537", "71280 heads"])
+@pytest.mark.parametrize(
+    "name", ["long causal", "long bhsd 256", "batch 65537", pytest.param("71280 heads", marks=REFUSED)]
+)
 def test_whole_gradients(name):
     named = case(name)
     inputs = named.inputs("cuda")
@@ -104,6 +108,7 @@ def test_80000_segments():
     )
 
 
+@REFUSED
 @pytest.mark.fault("D13")
 def test_more_than_2_to_31_elements_in_q():
     """Under no mask and with one K/V head all queries of all heads are rows of one matrix."""
