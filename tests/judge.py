@@ -158,3 +158,8 @@ def compare_lse(lse: Tensor, empty: Tensor, truth: Tensor, yardstick: Tensor) ->
 
 def _rms(x: Tensor) -> Tensor:
     return x.square().mean().sqrt()
+
+
+def same(found, expected) -> bool:
+    """Whether tensors are equal to others, bit for bit, one after the other."""
+    return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))

@@ -52,3 +52,15 @@ def free_memory() -> Iterator[None]:
     torch.cuda.empty_cache()
     yield
     torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def dynamo() -> Iterator[None]:
+    """No compiled graphs of earlier tests, and none for later ones."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()

@@ -6,17 +6,13 @@ from torch._dynamo.utils import counters
 
 from attn4 import flash_attn_func
 from cases import case
+from judge import same
 
 NAMED = case("dim 128 causal")
 DEVICE = "cuda"
 
 
-@pytest.fixture(autouse=True)
-def forget():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("dynamo")
 
 
 def attention(q, k, v):
@@ -31,10 +27,6 @@ def compiled(function=attention, **keywords):
 def tensors():
     inputs = NAMED.inputs(DEVICE)
     return inputs.q, inputs.k, inputs.v
-
-
-def same(found, expected):
-    return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 @pytest.mark.fault("G7")

@@ -15,18 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from attn4 import flash_attn_func, flash_attn_varlen_func
 from cases import case
+from judge import same
 
 NAMED = case("dim 128 causal")
 PACKED = case("packed self 128 causal")
 SANITIZED = Path(__file__).parent / "sanitized.py"
-
-
-@pytest.fixture
-def dynamo():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def attention(q, k, v):
@@ -47,10 +40,6 @@ def passes(leaves, dout, function=attention):
     """Out, LSE and the gradients of out and of the sum of the LSE."""
     out, lse = function(*leaves)
     return (out, lse, *torch.autograd.grad((out, lse), leaves, (dout, torch.ones_like(lse))))
-
-
-def same(found, expected):
-    return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 def captured(function):

@@ -78,6 +78,7 @@ def test_the_number_of_resident_blocks_does_not_matter():
     "case",
     [
         Case(64, "full", 520, 70, ctas=1),
+        Case(64, "causal", 520, 150, ctas=1),
         Case(128, "full", 300, 140, heads=2, ctas=1),
         Case(128, "causal", 300, 150, heads=2, ctas=1),
         Case(128, "window", 300, 300, ctas=1),

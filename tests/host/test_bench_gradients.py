@@ -148,15 +148,21 @@ def test_the_oracle_is_the_derivative_of_attention_in_float64(
     assert 1e-4 < accuracy.allowed < 0.1
 
 
-def test_the_forward_pass_runs_once_for_each_set_of_inputs() -> None:
-    sets = [make_inputs(FULL, CPU, seed) for seed in range(2)]
-    good = reference(FULL, sets[0])
-    runs = []
+def counting(call: Call) -> tuple[Call, list[Inputs]]:
+    """The same call, and what it was made with."""
+    runs: list[Inputs] = []
 
     def counted(x: Inputs) -> torch.Tensor:
         runs.append(x)
-        return good(x)
+        return call(x)
 
+    return counted, runs
+
+
+def test_the_forward_pass_runs_once_for_each_set_of_inputs() -> None:
+    sets = [make_inputs(FULL, CPU, seed) for seed in range(2)]
+    good = reference(FULL, sets[0])
+    counted, runs = counting(good)
     backward = kept_graphs(counted, sets)
     first, second, again = backward(0), backward(1), backward(0)
     assert len(runs) == 2
@@ -169,12 +175,7 @@ def test_both_passes_run_anew_each_time() -> None:
     case = directed(FULL, "both")
     sets = [make_inputs(case, CPU, seed) for seed in range(2)]
     good = reference(case, sets[0])
-    runs = []
-
-    def counted(x: Inputs) -> torch.Tensor:
-        runs.append(x)
-        return good(x)
-
+    counted, runs = counting(good)
     both, backward = both_passes(counted, sets), kept_graphs(good, sets)
     with torch.no_grad():
         for index in (0, 1, 0):

@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from attn4 import flash_attn_func, flash_attn_varlen_func, get_scheduler_metadata
+from judge import same
 from small_transformer import Transformer, train
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
@@ -56,10 +57,6 @@ def results(function, *arguments):
     out, lse = function(*arguments)
     loss = out.square().sum() + lse.sin().sum()
     return (out, lse, *torch.autograd.grad(loss, arguments[:3]))
-
-
-def same(found, expected):
-    return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 EITHER_WAY = pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.slow), True])

@@ -104,16 +104,14 @@ def prepare(call: Call) -> Launch:
     missing = runnable(problem, where)
     if missing:
         raise NotImplementedError(" ".join(missing))
-    # A kernel reads the lengths of the first sequence before it knows whether there is one.
-    idle = call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape
-    plan = None if idle else choose(problem, where)
+    plan = None if idle(call) else choose(problem, where)
     if call.schedule is not None and plan is not None:
         check_plan(call.schedule, plan)
         plan = with_sorted_batches(plan)
     return Launch(
         kernel=None if plan is None else loader(call)(plan),
         device=device,
-        several=device >= 0 and torch.cuda.device_count() > 1,
+        several=several(device),
         out_like=without_memory(call.q.new_empty(call.out_shape)),
         lse_like=without_memory(call.q.new_empty(call.lse_shape, dtype=torch.float32))
         if call.return_lse
@@ -125,6 +123,18 @@ def prepare(call: Call) -> Launch:
         ctas=most_ctas(call),
         scattered=scattered(call),
     )
+
+
+def idle(call: Call) -> bool:
+    """Whether no query meets a key, so that nothing is launched: a kernel reads the lengths of the first
+    sequence before it knows whether there is one.
+    """
+    return call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape
+
+
+def several(device: int) -> bool:
+    """Whether another GPU than ``device`` may be the current one."""
+    return device >= 0 and torch.cuda.device_count() > 1
 
 
 def most_ctas(call: Call) -> int:
@@ -185,9 +195,9 @@ def without_memory(x: Tensor) -> Tensor:
     return x
 
 
-def aligned(*tensors: Tensor) -> bool:
+def aligned(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether copy engines can take the addresses."""
-    return not any(x.data_ptr() % ALIGNMENT_BYTES for x in tensors)
+    return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES == 0
 
 
 def movable(x: Tensor) -> Tensor:

@@ -55,11 +55,11 @@ def prepare_gradient(call: Call) -> Gradient:
         machine=gpu.target(call),
         load=gpu.loader(call),
         device=call.q.get_device(),
-        several=call.q.get_device() >= 0 and torch.cuda.device_count() > 1,
+        several=gpu.several(call.q.get_device()),
         softmax_scale=call.softmax_scale,
         window=(gpu.bound(call.mask.left), gpu.bound(call.mask.right)),
         scattered=gpu.scattered(call),
-        empty=call.batch == 0 or 0 in call.out_shape or 0 in call.k.shape,
+        empty=gpu.idle(call),
         ctas=gpu.most_ctas(call),
     )
 
@@ -147,7 +147,7 @@ class KernelGradient:
             grad_out = _without_empty_rows(grad_out, lse)
         if self.scattered:
             vectors = gpu.movable_vectors(vectors)
-        if self.scattered or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % gpu.ALIGNMENT_BYTES:
+        if self.scattered or not gpu.aligned(q, k, v):
             q, k, v = gpu.movable(q), gpu.movable(k), gpu.movable(v)
         kernels.function(
             q,
