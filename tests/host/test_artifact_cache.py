@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from dataclasses import replace
@@ -22,7 +23,7 @@ from attn4.artifact import (
     store,
 )
 from attn4.artifact.artifact import read_artifact
-from attn4.artifact.cache import ArtifactFolder, user_cache_root
+from attn4.artifact.cache import ArtifactFolder, usage, user_cache_root
 from attn4.artifact.key import FORMAT, Toolchain, artifact_key, plan_key, toolchain
 from host.artifact_kernel import FAKE, PLAN, with_head_dim
 
@@ -163,6 +164,31 @@ def test_entry_appears_whole_or_not_at_all(tmp_path):
     assert seen == [False, False, False]
     assert artifact == replace(good, folder=folder.root / good.key)
     assert not list(folder.root.glob(f".{good.key}*"))
+
+
+def test_the_size_of_a_cache_is_told_while_others_build_in_it(tmp_path):
+    kept = tmp_path / "1" / "kept"
+    kept.mkdir(parents=True)
+    (kept / "artifact.json").write_text("{}")
+    stop = threading.Event()
+
+    def build():
+        while not stop.is_set():
+            for name in (".being-built", "short-lived"):
+                folder = tmp_path / "1" / name
+                folder.mkdir()
+                (folder / "kernel.so").write_bytes(b"12")
+                shutil.rmtree(folder)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    try:
+        found = [usage(tmp_path) for _ in range(2000)]
+    finally:
+        stop.set()
+        thread.join()
+    assert {count for count, _ in found} == {1}
+    assert {size for _, size in found} <= {2, 4}
 
 
 def test_failed_build_leaves_nothing_and_the_next_one_works(cache_home):

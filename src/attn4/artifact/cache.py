@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from attn4.artifact.artifact import Artifact, DamagedArtifactError, read_artifact
+from attn4.artifact.artifact import DESCRIPTION, Artifact, DamagedArtifactError, read_artifact
 from attn4.artifact.errors import warn_once
 from attn4.artifact.key import FORMAT, Toolchain
 
@@ -96,6 +96,18 @@ class ArtifactFolder:
             yield locked
         finally:
             os.close(descriptor)
+
+
+def usage(root: Path) -> tuple[int, int]:
+    """How many artefacts there are below ``root``, and their bytes, while others build and remove some."""
+    count = size = 0
+    for folder, names, files in os.walk(root):  # which passes over folders that are gone
+        names[:] = [name for name in names if not name.startswith(".")]
+        count += DESCRIPTION in files
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                size += (Path(folder) / name).stat().st_size
+    return count, size
 
 
 def user_cache_root() -> Path:

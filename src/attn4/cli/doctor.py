@@ -155,7 +155,7 @@ def architecture(index: int) -> str | None:
 def kernels() -> Iterator[Finding]:
     """What compiles, loads and keeps kernels."""
     from attn4.artifact.bundle import installed_bundles
-    from attn4.artifact.cache import user_cache_root
+    from attn4.artifact.cache import usage, user_cache_root
     from attn4.artifact.key import toolchain
     from attn4.artifact.runtime import runtime_libraries
 
@@ -181,9 +181,8 @@ def kernels() -> Iterator[Finding]:
     yield package("apache-tvm-ffi", "loads kernels and calls them", "gpu")
     yield package("torch-c-dlpack-ext", "makes calls cheaper", "gpu")
     root = user_cache_root()
-    artefacts = list(root.glob("*/*/artifact.json"))
-    size = sum(file.stat().st_size for file in root.rglob("*") if file.is_file()) / 2**20
-    yield Finding("cache", "ok" if artefacts else "none", f"{root}: {len(artefacts)} kernels, {size:.1f} MiB")
+    count, size = usage(root)
+    yield Finding("cache", "ok" if count else "none", f"{root}: {count} kernels, {size / 2**20:.1f} MiB")
     bundles = installed_bundles()
     for bundle in bundles:
         count = len(list(bundle.root.glob("*/artifact.json")))
