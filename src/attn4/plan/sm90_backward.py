@@ -25,7 +25,10 @@ GROUPS = 2
 """Warpgroups that compute, of 64 keys each."""
 
 STAGES = 2
-"""Slots of the rings of Q, dO and K: K of the next tile is there before the last dQ of this one."""
+"""Slots of the rings of dO, statistics and K: K of the next tile is there before the last dQ of this one."""
+
+QUERY_STAGES = 3
+"""Slots of the ring of Q: one is read for S, ahead, while the other warpgroup still has dK of the last but one."""
 
 DSCORES = 3
 """Slots of dS: dQ of a step is in flight while dS of the next two are written."""
@@ -111,7 +114,7 @@ def pieces(tile: Tile) -> tuple[Piece, ...]:
     return (
         rows("key", KEYS, tile.head_dim, STAGES),
         rows("value", KEYS, tile.head_dim_v),
-        rows("query", tile.rows, tile.head_dim, STAGES),
+        rows("query", tile.rows, tile.head_dim, QUERY_STAGES),
         rows("dout", tile.rows, tile.head_dim_v, STAGES),
         rows("dscores", KEYS, tile.rows, DSCORES),
         Piece(name="row_stats", shape=(2, tile.rows), dtype="float32", stages=STAGES),
@@ -124,8 +127,7 @@ def channels(tile: Tile, deterministic: bool) -> tuple[Channel, ...]:
 
     dS needs no empty barrier: a warpgroup writes dS of step j + 1 after its turn for dV and dP of that step,
     which the other gave after its products of step j; before those it has waited for its dQ of step j - 2,
-    which read that slot. Nor do row statistics: a slot of Q, which is filled before theirs, comes back after
-    they have been read. Turns are granted one by one: the next after all warps have added.
+    which read that slot. Turns are granted one by one: the next after all warps have added.
     """
     warps = GROUPS * WARPS_PER_GROUP
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
@@ -144,8 +146,8 @@ def channels(tile: Tile, deterministic: bool) -> tuple[Channel, ...]:
         Channel("tile", "thread", "tile", 1, "schedule", following, 1, warps + len(following) - 1),
         load("key", STAGES, warps, "load_keys"),
         load("value", 1, warps, "load_keys"),
-        load("query", STAGES, warps),
-        load("row_stats", STAGES, 0),
+        load("query", QUERY_STAGES, warps),
+        load("row_stats", STAGES, warps),
         load("dout", STAGES, warps),
         Channel("dscores", "thread", "dscores", DSCORES, "differentiate", ("differentiate",), warps, 0),
         Channel(

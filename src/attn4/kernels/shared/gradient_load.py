@@ -69,7 +69,8 @@ def load_queries(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
             douts = tiles["dout"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
             for _ in cutlass.range(tile.last - tile.first, unroll=1):
                 ends.query.send(tiles["query"], queries, block)
-                # These slots need no barrier to come back: they are as many as those of Q, and come after it.
+                # Where these slots are as many as those of Q, which they follow, no barrier gives them back.
+                ends.row_stats.acquire()
                 ends.row_stats.expect()
                 stats.copy(head, offset + block, ends.row_stats.index, ends.row_stats.barrier)
                 ends.row_stats.advance()

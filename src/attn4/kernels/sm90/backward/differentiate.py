@@ -1,8 +1,12 @@
 """The differentiating role: all five products, P and dS between them, by two warpgroups of 64 keys each.
 
 A step works on one block of queries. Its products are issued in two batches, for which the warpgroups take
-turns: dK, the next S and the last dQ; then dV and dP. So one warpgroup's P or dS is made beside the other's
+turns: the next S, the last dQ and dK; then dV and dP. So one warpgroup's P or dS is made beside the other's
 products. dQ lags a step behind, as it needs dS of both. P^T and dS^T never leave the registers for dV and dK.
+
+Loads and stores of shared memory, waits at barriers and fences stand in a queue behind the products that
+their warp has issued, until the last of these goes to the tensor core. So a batch is issued when all of
+these are done that its followers need: statistics are in registers by then.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from attn4.kernels.shared.key_tiles import first_query_block, following_query_bl
 from attn4.kernels.shared.softmax import to_operand
 from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-from attn4.kernels.sm90.backward.elements import PAIR, Elements
+from attn4.kernels.sm90.backward.elements import PAIR, Elements, Statistics
 
 
 class Walk(Carried):
@@ -130,11 +134,14 @@ class Worker(Fixed):
         """Pairs of queries of a step that a thread has."""
         return self.plan.tile_m // 4 // PAIR
 
-    def exponentiate(self, scores, pair: int, slot):
-        """P^T of one pair of the queries in ``slot``, rounded for dV."""
+    def statistics(self, kind: int, slot):
+        """Those of a kind in ``slot``, in registers, by pair."""
+        return Statistics(self.elements, kind, slot).loaded()
+
+    def exponentiate(self, scores, pair: int, lse):
+        """P^T of one pair of queries, rounded for dV."""
         by_row = mma.by_row(scores)
         words = cute.recast_tensor(self.ops.probabilities, Int32)
-        lse = self.elements.statistic(0, pair, slot)
         for half in range(2):
             both = [
                 cute.math.exp2(by_row[half, PAIR * pair + i] * self.scale_log2 + lse[i], fastmath=True)
@@ -148,22 +155,21 @@ class Worker(Fixed):
         return math.zero_of_all([words[i] for i in range(2 * pairs)])
 
     @cute.jit
-    def differentiate(self, dprobabilities, slot):
-        """dS^T = P^T (dP^T - delta), rounded, in registers; dP^T is of the queries in ``slot``."""
+    def differentiate(self, dprobabilities, delta: cutlass.Constexpr):
+        """dS^T = P^T (dP^T - delta), rounded, in registers; ``delta`` by pair."""
         words = cute.recast_tensor(self.ops.probabilities, Int32)
-        self.elements.differentiate(dprobabilities, words, slot)
+        self.elements.differentiate(dprobabilities, words, delta)
         to_operand(dprobabilities, self.ops.dscores)
 
     @cute.jit
     def share(self, slot):
-        """Write dS^T of this warpgroup's keys to shared memory."""
+        """Write dS^T of this warpgroup's keys to shared memory, where `announce` hands it over."""
         dtype = self.ops.dscores_tile.element_type
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
         mine = cute.make_tiled_copy_C(atom, self.ops.scores_mma).get_slice(self.ops.thread)
         shape = self.ops.scores_mma.partition_shape_C((self.plan.tile_n, self.plan.tile_m))
         rounded = cute.make_tensor(self.ops.dscores.iterator, cute.make_layout(shape))
         cute.copy(atom, mine.retile(rounded), mine.partition_D(self.ops.dscores_tile[None, None, slot]))
-        cute.arch.fence_view_async_shared()
 
 
 @cute.jit
@@ -191,15 +197,18 @@ def run(worker, outlet, tile, ends):
         before = Walk(tile, begin, Int32(-1), Int32(0), begin)
         sums = outlet.sums(tile)
         worker.ops.dscores.fill(0)
-        ends = share(worker, ends)
+        worker.share(ends.shared.index)
+        ends = announce(ends)
+        lse = worker.statistics(0, ends.row_stats.wait())
         key_slot = ends.key.wait()
         ends.value.wait()
+        query_slot = ends.ahead.wait()
         worker.turn.take()
-        scores = worker.start_scores(key_slot, ends.ahead.wait())
+        scores = worker.start_scores(key_slot, query_slot)
         worker.turn.give()
-        ends = exponentiate(worker, walk, ends, scores)
-        ends, dprobabilities = start_from_values(worker, ends, first=True)
-        ends = differentiate_scores(worker, ends, dprobabilities)
+        mma.wait(0)
+        ends = exponentiate(worker, walk, ends, scores, lse)
+        ends = differentiate_scores(worker, ends, first=True)
         for _ in cutlass.range((tile.last - tile.first) * worker.lengths.group - 1, unroll=1):
             walk, before, ends = step(worker, walk, before, sums, ends)
         ends = finish(worker, outlet, walk, before, sums, ends)
@@ -213,16 +222,25 @@ def run(worker, outlet, tile, ends):
 @cute.jit
 def step(worker, walk, before, sums, ends):
     """Of the step ``walk`` dK, of the one ``before`` it dQ, and of the next S, P, dV, dP and dS."""
+    lse = worker.statistics(0, ends.row_stats.wait())
+    query_slot = ends.ahead.wait()
+    ends = announce(ends)
+    dscores_slot = ends.dscores.wait()
     worker.turn.take()
+    scores = worker.start_scores(ends.key.index, query_slot)
+    dq = worker.start_dq(dscores_slot, ends.key.index)
     worker.start_dk(ends.query.index)
-    scores = worker.start_scores(ends.key.index, ends.ahead.wait())
-    dq = worker.start_dq(ends.dscores.wait(), ends.key.index)
     worker.turn.give()
     ends.dscores.advance()
     following = walk.following()
-    ends = exponentiate(worker, following, ends, scores, (sums, dq, before))
-    ends, dprobabilities = start_from_values(worker, ends, first=False)
-    ends = differentiate_scores(worker, ends, dprobabilities)
+    ends = take_turn(worker, ends)
+    mma.wait(1)
+    ends = exponentiate(worker, following, ends, scores, lse, (sums, dq, before))
+    ends = give_turn(worker, ends)
+    mma.wait(0)
+    ends.query.arrive(after=worker.exponentiated(worker.pairs))
+    ends.query.advance()
+    ends = differentiate_scores(worker, ends, first=False)
     return following, walk, ends
 
 
@@ -231,9 +249,11 @@ def finish(worker, outlet, walk, before, sums, ends):
     """Of the last step dK, of the last two dQ; and dV, which is complete, to where it goes."""
     ends.value.arrive()
     ends.value.advance()
+    ends = announce(ends)
+    dscores_slot = ends.dscores.wait()
     worker.turn.take()
     worker.start_dk(ends.query.index)
-    dq = worker.start_dq(ends.dscores.wait(), ends.key.index)
+    dq = worker.start_dq(dscores_slot, ends.key.index)
     worker.turn.give()
     ends.dscores.advance()
     outlet.store_dv(walk.tile)
@@ -270,58 +290,47 @@ def give_turn(worker, ends):
 
 
 @cute.jit
-def exponentiate(worker, walk, ends, scores, begun: cutlass.Constexpr = None):
-    """P of a step from its scores, when dK of the step before is complete as well.
+def exponentiate(
+    worker, walk, ends, scores, lse: cutlass.Constexpr, begun: cutlass.Constexpr = None
+):
+    """P of a step from its scores, which are complete.
 
-    Beside its second half a dQ that has ``begun`` leaves, (sums, registers, walk): a warp can issue additions
-    much faster than they leave, and would only wait.
+    Beside it a dQ that has ``begun`` leaves, (sums, registers, walk): a warp can issue additions much faster
+    than they leave, and would only wait.
     """
-    slot = ends.row_stats.wait()
-    mma.wait(0 if begun is None else 1)
     worker.elements.hide(scores, walk)
     for pair in cutlass.range_constexpr(worker.pairs):
-        part = pair - worker.pairs // 2
-        if cutlass.const_expr(begun is not None and part == 0):
-            ends.query.arrive(after=worker.exponentiated(pair))
-            ends.query.advance()
-            ends = take_turn(worker, ends)
-            mma.wait(0)
-        worker.exponentiate(scores, pair, slot)
-        if cutlass.const_expr(begun is not None and part >= 0):
+        worker.exponentiate(scores, pair, lse[pair])
+        if cutlass.const_expr(begun is not None):
             sums, *what = begun
-            sums.add(*what, part, worker.pairs - worker.pairs // 2)
-    if cutlass.const_expr(begun is not None):
-        ends = give_turn(worker, ends)
+            sums.add(*what, pair, worker.pairs)
     ends.ahead.advance()
     return ends
 
 
 @cute.jit
-def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
-    """Issue dV and dP of a step; returns the registers of dP."""
+def differentiate_scores(worker, ends, first: cutlass.Constexpr[bool]):
+    """Of a step whose P is made dV, dP and dS, which is left in registers and in shared memory."""
+    delta = worker.statistics(1, ends.row_stats.index)
+    ends.row_stats.arrive_together()
+    ends.row_stats.advance()
     worker.turn.take(after=worker.exponentiated(worker.pairs))
     slot = ends.dout.wait()
     worker.start_dv(slot, zero=first)
     dprobabilities = worker.start_dprobabilities(slot)
     worker.turn.give()
-    return ends, dprobabilities
-
-
-@cute.jit
-def differentiate_scores(worker, ends, dprobabilities):
-    """Make dS of a step, in registers and in shared memory."""
     mma.wait(0)
     ends.dout.arrive()
     ends.dout.advance()
-    worker.differentiate(dprobabilities, ends.row_stats.index)
-    ends.row_stats.advance()
-    return share(worker, ends)
+    worker.differentiate(dprobabilities, delta)
+    worker.share(ends.shared.index)
+    return ends
 
 
 @cute.jit
-def share(worker, ends):
-    """Put dS of this warpgroup's keys where both warpgroups' dQ finds it."""
-    worker.share(ends.shared.index)
+def announce(ends):
+    """Hand over dS of this warpgroup's keys to both warpgroups' dQ."""
+    cute.arch.fence_view_async_shared()
     ends.shared.signal()
     ends.shared.advance()
     return ends

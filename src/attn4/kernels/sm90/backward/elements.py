@@ -30,6 +30,22 @@ def columns_at_once(head_dim: int) -> int:
     return head_dim if head_dim <= MOST_COLUMNS else head_dim // 2
 
 
+class Statistics(Fixed):
+    """A statistic of the queries in a slot, by pair: loaded when it is asked for."""
+
+    def __init__(self, elements, kind: int, slot):
+        self.elements = elements
+        self.kind = kind
+        self.slot = slot
+
+    def __getitem__(self, pair: int):
+        return self.elements.statistic(self.kind, pair, self.slot)
+
+    def loaded(self):
+        """Those of all pairs, in registers."""
+        return [self[pair] for pair in range(self.elements.plan.tile_m // 4 // PAIR)]
+
+
 class Elements(Fixed):
     """What warpgroups need; ``stats`` are negated LSE and delta, (queries, 2, slots).
 
@@ -62,16 +78,18 @@ class Elements(Fixed):
             self._mask(scores, walk)
 
     @cute.jit
-    def differentiate(self, dprobabilities, words, slot):
-        """dS^T = P^T (dP^T - delta), in place; ``words`` are P^T rounded, two queries each."""
+    def differentiate(self, dprobabilities, words, delta: cutlass.Constexpr):
+        """dS^T = P^T (dP^T - delta), in place; ``words`` are P^T rounded, two queries each, ``delta`` by
+        pair.
+        """
         dscores = mma.by_row(dprobabilities)
         for pair in cutlass.range_constexpr(cute.size(dscores, mode=[1]) // PAIR):
-            delta = self.statistic(1, pair, slot)
+            deltas = delta[pair]
             for half in cutlass.range_constexpr(2):
                 both = math.unpack(words[2 * pair + half], self.dtype)
                 for i in cutlass.range_constexpr(PAIR):
                     column = PAIR * pair + i
-                    dscores[half, column] = both[i] * (dscores[half, column] + delta[i])
+                    dscores[half, column] = both[i] * (dscores[half, column] + deltas[i])
 
     def statistic(self, kind: int, pair: int, slot):
         """A statistic of this thread's queries 8 ``pair`` on."""

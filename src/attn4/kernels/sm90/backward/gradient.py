@@ -11,7 +11,7 @@ from attn4.kernels.dsl import bulk, mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
 from attn4.kernels.shared.softmax import to_operand
-from attn4.kernels.sm90.backward.elements import columns_at_once
+from attn4.kernels.sm90.backward.elements import Statistics, columns_at_once
 
 
 class Sender(Fixed):
@@ -138,7 +138,8 @@ def differentiate(worker, ends, dprobabilities):
     ends.dout.advance()
     words = worker.exchange.read(ends.probabilities.wait())
     ends.probabilities.advance()
-    worker.elements.differentiate(dprobabilities, words, ends.row_stats.wait())
+    delta = Statistics(worker.elements, 1, ends.row_stats.wait())
+    worker.elements.differentiate(dprobabilities, words, delta)
     ends.row_stats.advance()
     return ends
 
