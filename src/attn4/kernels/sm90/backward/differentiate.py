@@ -290,9 +290,7 @@ def give_turn(worker, ends):
 
 
 @cute.jit
-def exponentiate(
-    worker, walk, ends, scores, lse: cutlass.Constexpr, begun: cutlass.Constexpr = None
-):
+def exponentiate(worker, walk, ends, scores, lse: cutlass.Constexpr, begun: cutlass.Constexpr = None):
     """P of a step from its scores, which are complete.
 
     Beside it a dQ that has ``begun`` leaves, (sums, registers, walk): a warp can issue additions much faster
