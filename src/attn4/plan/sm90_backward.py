@@ -28,7 +28,7 @@ STAGES = 2
 """Slots of the rings of dO, statistics and K: K of the next tile is there before the last dQ of this one."""
 
 QUERY_STAGES = 3
-"""Slots of the ring of Q: S of a step reads one while the other warpgroup still needs two of earlier steps."""
+"""Slots of the ring of Q: S of a step reads one while the other warpgroup needs two of earlier steps."""
 
 DSCORES = 3
 """Slots of dS: dQ of a step is in flight while dS of the next two are written."""
