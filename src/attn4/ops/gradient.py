@@ -79,12 +79,12 @@ def refuse_without_gradient(call: Call) -> None:
 def too_large(call: Call) -> tuple[str, ...]:
     """Why a backward pass is not launched for tensors of that size: it failed on an H200 (docs/log.md)."""
     reasons = []
-    if call.q.numel() > MOST_ELEMENTS:
-        reasons.append(
-            f"q has {call.q.numel()} elements; a backward pass takes {MOST_ELEMENTS}. Split the batch."
-        )
-    if call.q.shape[-2] > MOST_HEADS:
-        reasons.append(f"q has {call.q.shape[-2]} heads; a backward pass takes {MOST_HEADS}. Split them.")
+    elements, heads = call.q.numel(), call.q.shape[-2]
+    # In a graph a size is a symbol, of which nothing may be asked; the kernel's call asks again.
+    if isinstance(elements, int) and elements > MOST_ELEMENTS:
+        reasons.append(f"q has {elements} elements; a backward pass takes {MOST_ELEMENTS}. Split the batch.")
+    if isinstance(heads, int) and heads > MOST_HEADS:
+        reasons.append(f"q has {heads} heads; a backward pass takes {MOST_HEADS}. Split them.")
     return tuple(reasons)
 
 
