@@ -19,8 +19,6 @@ MOST_ERROR = 1e-2
 CHUNK = 2**19
 """Query rows for which scores are computed at once."""
 
-REFUSED = pytest.mark.xfail(raises=NotImplementedError, strict=True, reason="docs/support.md")
-
 
 @dataclass(frozen=True)
 class Pass:
@@ -38,8 +36,8 @@ class Pass:
     dv: Tensor
 
 
-def differentiate(name):
-    named = case(name)
+def differentiate(name, **changes):
+    named = replace(case(name), **changes)
     inputs = named.inputs("cuda")
     leaves = [x.requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     with poisoned_memory():
@@ -71,9 +69,7 @@ def deltas(done: Pass):
     return torch.cat(pieces, dim=1) - done.dlse.transpose(1, 2)
 
 
-@pytest.mark.parametrize(
-    "name", ["long causal", "long bhsd 256", "batch 65537", pytest.param("71280 heads", marks=REFUSED)]
-)
+@pytest.mark.parametrize("name", ["long causal", "long bhsd 256", "batch 65537", "71280 heads"])
 def test_whole_gradients(name):
     named = case(name)
     inputs = named.inputs("cuda")
@@ -108,26 +104,30 @@ def test_80000_segments():
     )
 
 
-@REFUSED
 @pytest.mark.fault("D13")
 def test_more_than_2_to_31_elements_in_q():
-    """Under no mask and with one K/V head all queries of all heads are rows of one matrix."""
+    """Under no mask all queries of the heads of a group are rows of one matrix.
+
+    A million of them: of the 17 million of one group the tensor core's sums, cut off at each addition, lose
+    2.6% (docs/numerics.md).
+    """
     need_memory(60)
-    named, done = differentiate("more than 2**31 elements in q")
+    named, done = differentiate("more than 2**31 elements in q", kv_heads=16)
     assert done.dq.numel() > 2**31
-    key, value = done.k[0, :, 0].float(), done.v[0, :, 0].float()
-    flat_delta = deltas(done).flatten()
-    flat_lse = done.lse.transpose(1, 2).flatten()
-    rows = [x.view(-1, named.head_dim).split(CHUNK) for x in (done.q, done.dout, done.dq)]
-    dk, dv = torch.zeros_like(key, dtype=torch.float64), torch.zeros_like(value, dtype=torch.float64)
-    for q, dout, dq, lse, delta in zip(*rows, flat_lse.split(CHUNK), flat_delta.split(CHUNK), strict=True):
-        q, dout = q.float(), dout.float()
-        weights, ds = score_gradients(q @ key.T * named.softmax_scale, lse, dout @ value.T, delta)
-        assert close(dq, ds @ key * named.softmax_scale)
-        dk += ds.T @ q * named.softmax_scale
-        dv += weights.T @ dout
-    assert close(done.dk[0, :, 0], dk)
-    assert close(done.dv[0, :, 0], dv)
+    delta, lse, group = deltas(done), done.lse.transpose(1, 2), named.heads // named.kv_heads
+    for head in range(named.kv_heads):
+        members = slice(head * group, (head + 1) * group)
+        key, value = done.k[0, :, head].float(), done.v[0, :, head].float()
+        dk, dv = torch.zeros_like(key, dtype=torch.float64), torch.zeros_like(value, dtype=torch.float64)
+        rows = [x[0, :, members].flatten(0, 1) for x in (done.q, done.dout, done.dq, lse, delta)]
+        for q, dout, dq, *stats in zip(*(x.split(CHUNK) for x in rows), strict=True):
+            q, dout = q.float(), dout.float()
+            weights, ds = score_gradients(q @ key.T * named.softmax_scale, stats[0], dout @ value.T, stats[1])
+            assert close(dq, ds @ key * named.softmax_scale)
+            dk += ds.T @ q * named.softmax_scale
+            dv += weights.T @ dout
+        assert close(done.dk[0, :, head], dk)
+        assert close(done.dv[0, :, head], dv)
 
 
 @pytest.mark.fault("D13")

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from attn4 import flash_attn_func, flash_attn_varlen_func, get_scheduler_metadata
 from judge import same
@@ -228,15 +229,17 @@ def test_scheduler_metadata_passes_through_a_graph():
         compiled(*tensors, cu_seqlens, metadata(cu_seqlens))
 
 
+def unpadded(x, real, **keywords):
+    """Attention over the tokens of a padded (batch * rows, heads, dim) tensor that are ``real``."""
+    tokens = x[real.flatten().nonzero().flatten()]
+    lengths = real.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    cu_seqlens = torch.nn.functional.pad(lengths, (1, 0))
+    lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+    return flash_attn_varlen_func(tokens, tokens, tokens, causal=True, **lengths, **keywords)
+
+
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_a_number_of_tokens_that_only_the_data_tells_stays_in_the_graph():
-    def unpadded(x, real):
-        tokens = x[real.flatten().nonzero().flatten()]
-        lengths = real.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        cu_seqlens = torch.nn.functional.pad(lengths, (1, 0))
-        lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
-        return flash_attn_varlen_func(tokens, tokens, tokens, causal=True, **lengths)
-
     compiled = whole(unpadded)
     x = torch.randn(2 * 9, 4, 8, requires_grad=True)
     for counts in ((9, 5), (3, 7), (1, 1)):
@@ -246,6 +249,42 @@ def test_a_number_of_tokens_that_only_the_data_tells_stays_in_the_graph():
         gradients = (torch.autograd.grad(out.square().sum(), x)[0] for out in (found, expected))
         assert torch.equal(*gradients)
     assert graphs() == 1
+
+
+def attentions(traced):
+    """The operators of attn4 in a traced graph, in its order."""
+    return [node.target for node in traced.graph.nodes if "attn4" in str(node.target)]
+
+
+BOTH_PASSES = [torch.ops.attn4.forward.default, torch.ops.attn4.backward.default]
+
+ARCHES = pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+
+
+@ARCHES
+def test_both_passes_on_kernels_are_traced_with_batch_length_and_heads_as_symbols(arch):
+    def both(q, k, v):
+        out, lse = flash_attn_func(q, k, v, return_lse=True, backend="emulator", arch=arch)
+        return torch.autograd.grad((out, lse), (q, k, v), (torch.ones_like(out), torch.ones_like(lse)))
+
+    inputs = [torch.zeros(3, 9, heads, 64, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
+    traced = make_fx(both, tracing_mode="symbolic")(*inputs)
+    assert attentions(traced) == BOTH_PASSES
+    for node in traced.graph.find_nodes(op="placeholder"):
+        *sizes, head_dim = node.meta["val"].shape
+        assert [size.node.maybe_as_int() for size in sizes] == [None, None, None]
+        assert head_dim == 64
+
+
+@ARCHES
+def test_both_passes_on_kernels_are_traced_over_a_number_of_tokens_that_only_the_data_tells(arch):
+    def both(x, real):
+        out = unpadded(x, real, backend="emulator", arch=arch)
+        return torch.autograd.grad(out, x, torch.ones_like(out))
+
+    x = torch.zeros(2 * 9, 4, 64, dtype=torch.bfloat16, requires_grad=True)
+    traced = make_fx(both, tracing_mode="symbolic")(x, torch.ones(2, 9, dtype=torch.bool))
+    assert attentions(traced) == BOTH_PASSES
 
 
 def test_a_given_out_is_filled_by_the_graph():

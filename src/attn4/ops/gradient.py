@@ -21,12 +21,6 @@ from attn4.problem import Problem
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
-MOST_ELEMENTS = 2**31 - 1
-"""Of q."""
-
-MOST_HEADS = 2**16 - 1
-"""The second dimension of a grid."""
-
 
 class Gradient(Protocol):
     """The backward pass of calls of one signature."""
@@ -68,24 +62,12 @@ def refuse_without_gradient(call: Call) -> None:
     """Raise NotImplementedError, with every reason, where the backend has no backward pass for the call."""
     if call.backend == "reference":
         return
-    reasons = (*runnable(replace(call.problem(), direction="backward"), gpu.target(call)), *too_large(call))
+    reasons = runnable(replace(call.problem(), direction="backward"), gpu.target(call))
     if reasons:
         raise NotImplementedError(
             f"q, k or v requires a gradient. {' '.join(reasons)} Without gradients: torch.no_grad(), or "
             "detach the tensors."
         )
-
-
-def too_large(call: Call) -> tuple[str, ...]:
-    """Why a backward pass is not launched for tensors of that size: it failed on an H200 (docs/log.md)."""
-    reasons = []
-    if call.q.numel() > MOST_ELEMENTS:
-        reasons.append(
-            f"q has {call.q.numel()} elements; a backward pass takes {MOST_ELEMENTS}. Split the batch."
-        )
-    if call.q.shape[-2] > MOST_HEADS:
-        reasons.append(f"q has {call.q.shape[-2]} heads; a backward pass takes {MOST_HEADS}. Split them.")
-    return tuple(reasons)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -106,8 +106,10 @@ def invalid(problem: Problem) -> tuple[str, ...]:
         reasons.append(
             f"The dtype is {problem.dtype}; kernels take {' and '.join(DTYPES)}. Convert, or {REFERENCE}."
         )
-    # One sentence says it where both are equal.
-    for value, name in {problem.head_dim_v: "head_dim_v", problem.head_dim: "head_dim"}.items():
+    head_dims = [("head_dim", problem.head_dim)]
+    if problem.head_dim_v != problem.head_dim:
+        head_dims.insert(0, ("head_dim_v", problem.head_dim_v))
+    for name, value in head_dims:
         if value % HEAD_DIM_MULTIPLE or not 0 < value <= MOST_HEAD_DIM:
             reasons.append(
                 f"{name} is {value}; kernels take multiples of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} "

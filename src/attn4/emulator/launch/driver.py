@@ -28,6 +28,7 @@ _FAILED = 719  # cudaErrorLaunchFailure; a nonzero code is all that host code lo
 _DEFAULT_SHARED_BYTES = 48 * 1024
 _MALLOC_ALIGNMENT = 256
 _PORTABLE_CLUSTER = 8
+_MAX_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 _MAX_THREADS = 1024
 _MAX_RESIDENT_THREADS, _MAX_RESIDENT_BLOCKS = 2048, 32
 _SYSTEM_SHARED_BYTES = 1024
@@ -422,6 +423,8 @@ def _check(launch: Launch, kernel: _Kernel) -> None:
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     if 0 in (*launch.grid, *launch.block, *launch.cluster):
         problem = "every extent must be at least 1"
+    elif any(count > most for count, most in zip(launch.grid, _MAX_GRID, strict=True)):
+        problem = f"a grid has at most {_MAX_GRID} blocks"
     elif threads > _MAX_THREADS:
         problem = f"a block has at most {_MAX_THREADS} threads"
     elif any(count % size for count, size in zip(launch.grid, launch.cluster, strict=True)):

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math
 from attn4.kernels.shared.gradient_call import Workspace
-from attn4.kernels.shared.query_blocks import find_block
+from attn4.kernels.shared.query_blocks import block_grid, block_of_cta, find_block, sums_of_block
 from attn4.kernels.shared.scheduler import Lengths
 from attn4.kernels.shared.sums import GROUP, sum_layout
 
@@ -31,9 +31,8 @@ class Postprocess:
 
     def launch(self, workspace: Workspace, dq, lengths: Lengths, scale, stream):
         """Start it; ``dq`` is (rows, dim, heads, batch)."""
-        heads, blocks = workspace.minus_lse.shape[0], workspace.minus_lse.shape[1]
         self.kernel(workspace, dq, lengths, scale).launch(
-            grid=[blocks, heads, 1], block=[THREADS, 1, 1], stream=stream
+            grid=block_grid(workspace), block=[THREADS, 1, 1], stream=stream
         )
 
     @cute.kernel
@@ -41,24 +40,33 @@ class Postprocess:
         """Round a block; rows that see no key, and rows past the queries, are 0 whatever their sums hold."""
         plan = self.plan
         thread = cute.arch.thread_idx()[0]
-        block, head, _ = cute.arch.block_idx()
+        head, block = block_of_cta()
         index, item, first = find_block(plan, lengths, block)
         batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_q) else index
+        if head < workspace.minus_lse.shape[0]:
+            sums = sums_of_block(workspace.dq_sum, head, block)
+            rows = cute.domain_offset((item.q_begin + first, 0), dq[None, None, head, batch])
+            minus_lse = workspace.minus_lse[head, block, None]
+            self.round_block(sums, minus_lse, rows, (thread, item.q_rows - first), scale)
+
+    @cute.jit
+    def round_block(self, sums, minus_lse, dq, place, scale):
+        """This thread's part of a block, (thread, how many of its rows there are), to the rows of ``dq``."""
+        thread, count = place
         pairs = THREADS // LANES
-        for step in cutlass.range(plan.tile_m // (2 * pairs), unroll=1):
+        for step in cutlass.range(self.plan.tile_m // (2 * pairs), unroll=1):
             pair = step * pairs + thread // LANES
             row = pair // APART * (2 * APART) + pair % APART
-            if first + row < item.q_rows:
-                for part in cutlass.range_constexpr(plan.head_dim // (ELEMENTS * LANES)):
+            if row < count:
+                for part in cutlass.range_constexpr(self.plan.head_dim // (ELEMENTS * LANES)):
                     column = part * LANES + thread % LANES
                     if (column + 1) * ELEMENTS <= dq.shape[1]:
-                        values = self.read(workspace.dq_sum[head, block, None], row, column)
+                        values = self.read(sums, row, column)
                         for half in cutlass.range_constexpr(2):
                             mine = row + half * APART
-                            if first + mine < item.q_rows:
-                                seen = workspace.minus_lse[head, block, mine] != -Float32.inf
-                                target = dq[item.q_begin + first + mine, None, head, batch]
-                                self.round(values[half, None], target, column, scale, seen)
+                            if mine < count:
+                                seen = minus_lse[mine] != -Float32.inf
+                                self.round(values[half, None], dq[mine, None], column, scale, seen)
 
     def read(self, sums, row: Int32, column: Int32):
         """(2, ``ELEMENTS``): columns of two rows of a block; the first is one of the first 8 of 16."""

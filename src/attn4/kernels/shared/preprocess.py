@@ -11,7 +11,7 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math
 from attn4.kernels.shared.gradient_call import Results, Workspace
-from attn4.kernels.shared.query_blocks import find_block
+from attn4.kernels.shared.query_blocks import block_grid, block_of_cta, find_block, sums_of_block
 from attn4.kernels.shared.scheduler import Lengths
 from attn4.plan.workspace import LOCK_ELEMENTS
 
@@ -31,9 +31,8 @@ class Preprocess:
 
     def launch(self, results: Results, workspace: Workspace, lengths: Lengths, stream):
         """Start it; ``workspace`` gives the grid."""
-        heads, blocks = workspace.minus_lse.shape[0], workspace.minus_lse.shape[1]
         self.kernel(results, workspace, lengths).launch(
-            grid=[blocks, heads, 1], block=[THREADS, 1, 1], stream=stream
+            grid=block_grid(workspace), block=[THREADS, 1, 1], stream=stream
         )
 
     @cute.kernel
@@ -41,24 +40,25 @@ class Preprocess:
         """Statistics of a block's rows, then zeros for its sums."""
         plan = self.plan
         thread = cute.arch.thread_idx()[0]
-        block, head, _ = cute.arch.block_idx()
+        head, block = block_of_cta()
         index, item, first = find_block(plan, lengths, block)
         batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_q) else index
         queries = item.q_len if item.k_len > 0 else Int32(0)
         lane = thread % self.lanes
-        for step in cutlass.range(plan.tile_m * self.lanes // THREADS, unroll=1):
-            row = (step * THREADS + thread) // self.lanes
-            here = first + row < queries
-            place = item.q_begin + first + row
-            # Lanes without a row read the first, which exists where any does.
-            place = place if here else Int32(0)
-            delta = self.row_sum(results, (place, head, batch), lane)
-            if lane == 0:
-                minus_lse, minus_delta = self.statistics(results, (place, head, batch), delta)
-                seen = here and minus_lse != Float32.inf
-                workspace.minus_lse[head, block, row] = minus_lse if seen else -Float32.inf
-                workspace.minus_delta[head, block, row] = minus_delta if seen else Float32(0.0)
-        self.clear(workspace.dq_sum[head, block, None], thread)
+        if head < workspace.minus_lse.shape[0]:
+            for step in cutlass.range(plan.tile_m * self.lanes // THREADS, unroll=1):
+                row = (step * THREADS + thread) // self.lanes
+                here = first + row < queries
+                place = item.q_begin + first + row
+                # Lanes without a row read the first, which exists where any does.
+                place = place if here else Int32(0)
+                delta = self.row_sum(results, (place, head, batch), lane)
+                if lane == 0:
+                    minus_lse, minus_delta = self.statistics(results, (place, head, batch), delta)
+                    seen = here and minus_lse != Float32.inf
+                    workspace.minus_lse[head, block, row] = minus_lse if seen else -Float32.inf
+                    workspace.minus_delta[head, block, row] = minus_delta if seen else Float32(0.0)
+            self.clear(sums_of_block(workspace.dq_sum, head, block), thread)
 
     @cute.jit
     def row_sum(self, results: Results, place, lane: Int32):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
 from attn4.kernels.shared.scheduler import sequence
+
+MOST_ROWS_OF_CTAS = 2**16 - 1
+"""The second dimension of a grid."""
 
 
 def blocks_of_rows(plan, rows):
@@ -45,3 +48,28 @@ def find_block(plan: cutlass.Constexpr, lengths, number: Int32):
         low = number // cutlass.max(blocks_of_rows(plan, lengths.rows_q), 1)
     row = (number - first_block(plan, lengths, low)) * plan.tile_m
     return low, sequence(lengths, low), row
+
+
+def block_grid(workspace):
+    """A CTA for each block of each head, in layers of heads where a grid has no room for all side by side."""
+    heads, blocks, _ = workspace.minus_lse.shape
+    layers = (heads + MOST_ROWS_OF_CTAS - 1) // MOST_ROWS_OF_CTAS
+    return [blocks, cutlass.min(heads, MOST_ROWS_OF_CTAS), layers]
+
+
+def block_of_cta():
+    """(head, block) of a CTA of a ``block_grid``; of the last layer some heads are past the last one."""
+    block, head, layer = cute.arch.block_idx()
+    return layer * cute.arch.grid_dim()[1] + head, block
+
+
+def sums_of_block(sums, head, block):
+    """A block of ``sums``, (heads, blocks, elements), by a number of 64 bits, as its offset leaves 32: 2^18
+    blocks of 64 rows and 128 columns are 2^31 elements.
+    """
+    return sums[head, Int64(block), None]
+
+
+def sums_of_sequence(plan, lengths, sums, batch):
+    """``sums`` from the blocks of sequence ``batch`` on."""
+    return cute.domain_offset((0, Int64(first_block(plan, lengths, batch)), 0), sums)

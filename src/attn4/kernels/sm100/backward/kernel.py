@@ -19,7 +19,7 @@ from attn4.kernels.shared.gradient_call import Copy, GradientScalars, Workspace
 from attn4.kernels.shared.gradient_load import load
 from attn4.kernels.shared.gradient_pass import GradientPass
 from attn4.kernels.shared.key_tiles import find_key_tile
-from attn4.kernels.shared.query_blocks import first_block
+from attn4.kernels.shared.query_blocks import sums_of_sequence
 from attn4.kernels.shared.scheduler import Lengths
 from attn4.kernels.shared.sums import GROUP
 from attn4.kernels.sm100.backward.gradient import KeyGradient, differentiate
@@ -82,12 +82,11 @@ class Backward(GradientPass):
         tile = find_key_tile(plan, bounds, lengths, number).of_cta(plan.cta_group, pair.rank).uniform()
         group = lengths.group
         if tile.key_block >= 0:
-            first = first_block(plan, lengths, tile.batch)
             role = plan.role("reduce")
             if warp < role.warps:
                 reallocate(plan, role)
                 slices = Slices(plan, tensor.lanes("dq"), self.slices(arena), self.thread(role), rank)
-                sums = cute.domain_offset((0, first, 0), workspace.dq_sum)
+                sums = sums_of_sequence(plan, lengths, workspace.dq_sum, tile.batch)
                 ends = self.ends(rings, "reduce")
                 self.prepare(tile, arena, tensor, self.thread(role), ends)
                 reduce(tile, bounds, group, sums, slices, ends)

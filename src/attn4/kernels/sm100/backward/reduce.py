@@ -13,6 +13,7 @@ from cutlass import Float32, Int32
 from attn4.kernels.dsl import bulk, lock, tensor_memory
 from attn4.kernels.dsl.carried import Carried
 from attn4.kernels.dsl.pair import LEADER
+from attn4.kernels.shared.query_blocks import sums_of_block
 from attn4.kernels.shared.sums import GROUP
 
 BARRIER = 1
@@ -139,7 +140,7 @@ def reduce(tile, bounds: cutlass.Constexpr, group: Int32, sums, slices, ends):
     for member in cutlass.range(group, unroll=1):
         head = tile.kv_head * group + member
         for block in cutlass.range(tile.first, tile.last, unroll=1):
-            target, counter = slices.place(sums[head, block, None].iterator)
+            target, counter = slices.place(sums_of_block(sums, head, block).iterator)
             turn = bounds.turn(tile, block)
             for part in cutlass.range_constexpr(slices.parts):
                 ends.dq.wait()

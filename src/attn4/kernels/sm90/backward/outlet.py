@@ -10,7 +10,7 @@ from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.atomics import add_four
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.exchange import store_exchanged
-from attn4.kernels.shared.query_blocks import first_block
+from attn4.kernels.shared.query_blocks import sums_of_block, sums_of_sequence
 
 FOUR = 4
 """Registers that one instruction adds to consecutive sums."""
@@ -36,7 +36,7 @@ class QuerySums(Fixed):
 
     def block(self, walk):
         """Those of a step, as a tensor."""
-        return self.sums[self.first_head + walk.member, walk.block, None]
+        return sums_of_block(self.sums, self.first_head + walk.member, walk.block)
 
     def add(self, values, walk, part: int = 0, parts: int = 1):
         """Add one of equal parts of a thread's registers to the sums of a step, if it is one; the order is
@@ -52,7 +52,7 @@ class QuerySums(Fixed):
 
 def query_sums(plan, lengths, dq_sum, tile, thread) -> QuerySums:
     """The sums that a tile adds to, of ``dq_sum`` as `attn4.plan.workspace` has them."""
-    rows = cute.domain_offset((0, first_block(plan, lengths, tile.batch), 0), dq_sum)
+    rows = sums_of_sequence(plan, lengths, dq_sum, tile.batch)
     return QuerySums(plan, rows, tile.kv_head * lengths.group, thread)
 
 

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 
 from attn4.kernels.dsl import lock
 from attn4.kernels.shared.key_tiles import key_tile
-from attn4.kernels.shared.query_blocks import first_block
+from attn4.kernels.shared.query_blocks import sums_of_block, sums_of_sequence
 from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
 from attn4.kernels.sm90.backward.outlet import lock_of
@@ -25,13 +25,13 @@ def keep_turns(stream, lengths, dq_sum, bounds: cutlass.Constexpr, ends):
     while record.row_block != END_OF_WORK:
         tile = key_tile(record).uniform()
         if tile.first < tile.last:
-            offset = first_block(stream.plan, lengths, tile.batch)
+            sums = sums_of_sequence(stream.plan, lengths, dq_sum, tile.batch)
             # The zeros before the first step are not added, but handed over.
             ends = grant(ends)
             for member in cutlass.range(lengths.group, unroll=1):
                 head = tile.kv_head * lengths.group + member
                 for block in cutlass.range(tile.first, tile.last, unroll=1):
-                    counter = lock_of(stream.plan, dq_sum[head, offset + block, None])
+                    counter = lock_of(stream.plan, sums_of_block(sums, head, block))
                     if cute.arch.lane_idx() == 0:
                         lock.wait(counter, bounds.turn(tile, block))
                     ends = grant(ends)
