@@ -80,6 +80,13 @@ def test_pairs_take_smaller_head_dimensions_where_they_are_asked_for(head_dim):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [24, 40, 88])
+def test_pairs_take_packed_sequences_where_the_last_box_of_columns_holds_one(head_dim):
+    case = replace(PACKED, head_dim=head_dim)
+    judged(case, RoundRobin(), plan=pair_plan(case))
+
+
+@pytest.mark.slow
 def test_a_key_is_summed_over_the_query_heads_of_its_group():
     case = replace(CAUSAL, name="grouped", seqlen_q=130, seqlen_k=520, heads=4, kv_heads=2)
     judged(case, RoundRobin(), plan=pair_plan(case))

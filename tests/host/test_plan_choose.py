@@ -258,6 +258,16 @@ def test_a_pair_needs_each_operand_twice_but_half_of_the_reductions() -> None:
     assert pair.role("mma").leader_only
 
 
+def test_pairs_are_left_out_where_a_box_of_half_the_columns_of_a_sequence_lies_outside() -> None:
+    """As runs on the emulator end: at 8, 16, 72 and 80 in a fault, at 24, 40, 88 and 104 not."""
+    packed = replace(PLAIN, direction="backward", cu_seqlens_q=True, cu_seqlens_k=True)
+    dims = range(8, 136, 8)
+    single = [d for d in dims if cta_groups(replace(packed, head_dim=d, head_dim_v=d), B200) == (1,)]
+    assert single == [8, 16, 72, 80]
+    padded = replace(PLAIN, direction="backward")
+    assert all(len(cta_groups(replace(padded, head_dim=d, head_dim_v=d), B200)) == 2 for d in dims)
+
+
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.kind)
 def test_shortest_tiles_come_first_only_where_sums_wait_for_each_other(mask: Mask) -> None:
     problem = replace(PLAIN, direction="backward", mask=mask)
@@ -333,6 +343,7 @@ def test_forward_and_backward_run_on_all_machines() -> None:
         ({"mask": Mask.of(True)}, "B200", 2),
         ({"cu_seqlens_q": True}, "B200", 2),
         ({"direction": "backward", "head_dim": 192, "head_dim_v": 192}, "B200", 2),
+        ({"direction": "backward", "head_dim": 72, "head_dim_v": 72, "seqused_q": True}, "B200", 2),
         ({}, "B200", 3),
     ],
 )

@@ -77,6 +77,9 @@ def cta_groups(problem: Problem, machine: Machine) -> tuple[int, ...]:
         largest = max(padded(problem.head_dim), padded(problem.head_dim_v))
         if largest > sm100_backward.MOST_HEAD_DIM:
             return (1,)
+        dims = (problem.head_dim, problem.head_dim_v)
+        if problem.ragged and not all(map(sm100_backward.halves_loadable, dims)):
+            return (1,)
         return (2, 1) if sm100_backward.pairs_pay(largest) else (1, 2)
     # The halves of a pair must take equally many steps: no mask, no lengths that differ, several tiles.
     even = problem.mask.kind == "full" and not problem.ragged

@@ -47,6 +47,16 @@ def pairs_pay(head_dim: int) -> bool:
     return head_dim == MOST_HEAD_DIM
 
 
+def halves_loadable(head_dim: int) -> bool:
+    """Whether each box of the second half of the columns has some of them: others cannot be loaded from
+    sequences (see `attn4.plan.choose.unloadable`).
+
+    A box is as wide as the widest swizzle that divides a half: 16, 32, 16 and 64 of 32 to 128 columns.
+    """
+    half = padded(head_dim) // 2
+    return head_dim > 2 * half - (half & -half)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What decides a backward plan's storage."""
