@@ -1,12 +1,9 @@
 """The differentiating role: all five products, P and dS between them, by two warpgroups of 64 keys each.
 
 A step works on one block of queries. Its products are issued in two batches, for which the warpgroups take
-turns: the next S, the last dQ and dK; then dV and dP. So one warpgroup's P or dS is made beside the other's
-products. dQ lags a step behind, as it needs dS of both. P^T and dS^T never leave the registers for dV and dK.
-
-Loads and stores of shared memory, waits at barriers and fences stand in a queue behind the products that
-their warp has issued, until the last of these goes to the tensor core. So a batch is issued when all of
-these are done that its followers need: statistics are in registers by then.
+turns: the next S, the last dQ and dK, in one of two orders; then dV and dP. So one warpgroup's P or dS is
+made beside the other's products. dQ lags a step behind, as it needs dS of both. P^T and dS^T never leave the
+registers for dV and dK.
 """
 
 from __future__ import annotations
@@ -23,7 +20,9 @@ from attn4.kernels.shared.key_tiles import first_query_block, following_query_bl
 from attn4.kernels.shared.softmax import to_operand
 from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
-from attn4.kernels.sm90.backward.elements import PAIR, Elements, Statistics
+from attn4.kernels.sm90.backward import dk_first, scores_first
+from attn4.kernels.sm90.backward.elements import PAIR, Elements
+from attn4.kernels.sm90.backward.steps import give_turn, take_turn
 
 
 class Walk(Carried):
@@ -93,6 +92,7 @@ class Worker(Fixed):
         self.scale_log2 = scale_log2
         self.elements = Elements(ops.plan, ops.dtype, (bounds, 0), ops.thread, stats)
         self.turn = turn
+        self.order = scores_first if ops.plan.scores_first else dk_first
         self.dv = mma.accumulator(ops.dv_mma, (self.plan.tile_n, self.plan.head_dim_v))
         self.dk = mma.accumulator(ops.dk_mma, (self.plan.tile_n, self.plan.head_dim))
 
@@ -134,10 +134,6 @@ class Worker(Fixed):
         """Pairs of queries of a step that a thread has."""
         return self.plan.tile_m // 4 // PAIR
 
-    def statistics(self, kind: int, slot):
-        """Those of a kind in ``slot``, in registers, by pair."""
-        return Statistics(self.elements, kind, slot).loaded()
-
     def exponentiate(self, scores, pair: int, lse):
         """P^T of one pair of queries, rounded for dV."""
         by_row = mma.by_row(scores)
@@ -163,7 +159,7 @@ class Worker(Fixed):
 
     @cute.jit
     def share(self, slot):
-        """Write dS^T of this warpgroup's keys to shared memory, where `announce` hands it over."""
+        """Write dS^T of this warpgroup's keys to shared memory, to be announced."""
         dtype = self.ops.dscores_tile.element_type
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
         mine = cute.make_tiled_copy_C(atom, self.ops.scores_mma).get_slice(self.ops.thread)
@@ -197,20 +193,9 @@ def run(worker, outlet, tile, ends):
         before = Walk(tile, begin, Int32(-1), Int32(0), begin)
         sums = outlet.sums(tile)
         worker.ops.dscores.fill(0)
-        worker.share(ends.shared.index)
-        ends = announce(ends)
-        lse = worker.statistics(0, ends.row_stats.wait())
-        key_slot = ends.key.wait()
-        ends.value.wait()
-        query_slot = ends.ahead.wait()
-        worker.turn.take()
-        scores = worker.start_scores(key_slot, query_slot)
-        worker.turn.give()
-        mma.wait(0)
-        ends = exponentiate(worker, walk, ends, scores, lse)
-        ends = differentiate_scores(worker, ends, first=True)
+        ends = worker.order.begin(worker, walk, ends)
         for _ in cutlass.range((tile.last - tile.first) * worker.lengths.group - 1, unroll=1):
-            walk, before, ends = step(worker, walk, before, sums, ends)
+            walk, before, ends = worker.order.step(worker, walk, before, sums, ends)
         ends = finish(worker, outlet, walk, before, sums, ends)
     else:
         worker.dv.fill(0.0)
@@ -220,41 +205,11 @@ def run(worker, outlet, tile, ends):
 
 
 @cute.jit
-def step(worker, walk, before, sums, ends):
-    """Of the step ``walk`` dK, of the one ``before`` it dQ, and of the next S, P, dV, dP and dS."""
-    lse = worker.statistics(0, ends.row_stats.wait())
-    query_slot = ends.ahead.wait()
-    ends = announce(ends)
-    dscores_slot = ends.dscores.wait()
-    worker.turn.take()
-    scores = worker.start_scores(ends.key.index, query_slot)
-    dq = worker.start_dq(dscores_slot, ends.key.index)
-    worker.start_dk(ends.query.index)
-    worker.turn.give()
-    ends.dscores.advance()
-    following = walk.following()
-    ends = take_turn(worker, ends)
-    mma.wait(1)
-    ends = exponentiate(worker, following, ends, scores, lse, (sums, dq, before))
-    ends = give_turn(worker, ends)
-    mma.wait(0)
-    ends.query.arrive(after=worker.exponentiated(worker.pairs))
-    ends.query.advance()
-    ends = differentiate_scores(worker, ends, first=False)
-    return following, walk, ends
-
-
-@cute.jit
 def finish(worker, outlet, walk, before, sums, ends):
     """Of the last step dK, of the last two dQ; and dV, which is complete, to where it goes."""
     ends.value.arrive()
     ends.value.advance()
-    ends = announce(ends)
-    dscores_slot = ends.dscores.wait()
-    worker.turn.take()
-    worker.start_dk(ends.query.index)
-    dq = worker.start_dq(dscores_slot, ends.key.index)
-    worker.turn.give()
+    ends, dq = worker.order.last(worker, ends)
     ends.dscores.advance()
     outlet.store_dv(walk.tile)
     ends = take_turn(worker, ends)
@@ -271,64 +226,3 @@ def finish(worker, outlet, walk, before, sums, ends):
     ends.key.advance()
     sums.add(dq, walk)
     return give_turn(worker, ends)
-
-
-def take_turn(worker, ends):
-    """Of deterministic sums: wait until this CTA may add those of a step."""
-    if worker.plan.deterministic:
-        ends.granted.wait()
-        ends.granted.advance()
-    return ends
-
-
-def give_turn(worker, ends):
-    """Of deterministic sums: say that this warp has added those of a step."""
-    if worker.plan.deterministic:
-        ends.added.signal()
-        ends.added.advance()
-    return ends
-
-
-@cute.jit
-def exponentiate(worker, walk, ends, scores, lse: cutlass.Constexpr, begun: cutlass.Constexpr = None):
-    """P of a step from its scores, which are complete.
-
-    Beside it a dQ that has ``begun`` leaves, (sums, registers, walk): a warp can issue additions much faster
-    than they leave, and would only wait.
-    """
-    worker.elements.hide(scores, walk)
-    for pair in cutlass.range_constexpr(worker.pairs):
-        worker.exponentiate(scores, pair, lse[pair])
-        if cutlass.const_expr(begun is not None):
-            sums, *what = begun
-            sums.add(*what, pair, worker.pairs)
-    ends.ahead.advance()
-    return ends
-
-
-@cute.jit
-def differentiate_scores(worker, ends, first: cutlass.Constexpr[bool]):
-    """Of a step whose P is made dV, dP and dS, which is left in registers and in shared memory."""
-    delta = worker.statistics(1, ends.row_stats.index)
-    ends.row_stats.arrive_together()
-    ends.row_stats.advance()
-    worker.turn.take(after=worker.exponentiated(worker.pairs))
-    slot = ends.dout.wait()
-    worker.start_dv(slot, zero=first)
-    dprobabilities = worker.start_dprobabilities(slot)
-    worker.turn.give()
-    mma.wait(0)
-    ends.dout.arrive()
-    ends.dout.advance()
-    worker.differentiate(dprobabilities, delta)
-    worker.share(ends.shared.index)
-    return ends
-
-
-@cute.jit
-def announce(ends):
-    """Hand over dS of this warpgroup's keys to both warpgroups' dQ."""
-    cute.arch.fence_view_async_shared()
-    ends.shared.signal()
-    ends.shared.advance()
-    return ends

@@ -1,0 +1,42 @@
+"""What a step of the differentiating role consists of, whatever the order of its products."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+
+def take_turn(worker, ends):
+    """Of deterministic sums: wait until this CTA may add those of a step."""
+    if worker.plan.deterministic:
+        ends.granted.wait()
+        ends.granted.advance()
+    return ends
+
+
+def give_turn(worker, ends):
+    """Of deterministic sums: say that this warp has added those of a step."""
+    if worker.plan.deterministic:
+        ends.added.signal()
+        ends.added.advance()
+    return ends
+
+
+@cute.jit
+def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
+    """Issue dV and dP of a step; returns the registers of dP."""
+    worker.turn.take(after=worker.exponentiated(worker.pairs))
+    slot = ends.dout.wait()
+    worker.start_dv(slot, zero=first)
+    dprobabilities = worker.start_dprobabilities(slot)
+    worker.turn.give()
+    return ends, dprobabilities
+
+
+@cute.jit
+def announce(ends):
+    """Say that dS of this warpgroup's keys is where both warpgroups' dQ finds it."""
+    cute.arch.fence_view_async_shared()
+    ends.shared.signal()
+    ends.shared.advance()
+    return ends
