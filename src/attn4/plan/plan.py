@@ -96,6 +96,10 @@ class Schedule:
         return self.dynamic and not self.launch_control
 
 
+RESCALE_THRESHOLD = 8.0
+"""In log2 units: a factor of 256 leaves bf16 and fp16 probabilities exact to their own precision."""
+
+
 @dataclass(frozen=True, slots=True)
 class SoftmaxPlan:
     """How the online softmax spends its instructions.
