@@ -106,8 +106,8 @@ class SoftmaxPlan:
 
     ``rescale_threshold``: the running maximum moves only when it grows by more than this, in log2 units;
     0 moves it always. ``fma_exp_every``: one 2^x in so many is a polynomial on the FMA units; 0 is none.
-    ``branchless_rescale``: the output is multiplied in every step, by 1 where no maximum moved; else a warp
-    none of whose rows moved skips it.
+    ``branchless_rescale``, of Blackwell: the output is multiplied in every step, by 1 where no maximum moved;
+    else a warp none of whose rows moved skips it.
     """
 
     rescale_threshold: float = 0.0
