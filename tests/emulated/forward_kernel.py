@@ -106,16 +106,30 @@ class Result:
         return ((self.out.float() - self.expected).norm() / self.expected.norm()).item()
 
 
-def attend(case: Case, schedule: Schedule, *, sms: int = 4, seed: int = 0, hazards: bool = False) -> Result:
-    """Run one call under ``schedule``; what is not written stays NaN."""
+def normal_inputs(case: Case, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V of a call."""
     generator = torch.Generator().manual_seed(seed)
-    rows_q = sum(case.lens_q) if case.lens_q else case.seqlen_q
-    rows_k = sum(case.lens_k) if case.lens_k else case.seqlen_k
 
     def normal(rows: int, heads: int) -> Tensor:
         return torch.randn(_shape(case, rows, heads), generator=generator).bfloat16()
 
-    q, k, v = normal(rows_q, case.heads), normal(rows_k, case.kv_heads), normal(rows_k, case.kv_heads)
+    rows_k = sum(case.lens_k) if case.lens_k else case.seqlen_k
+    q = normal(sum(case.lens_q) if case.lens_q else case.seqlen_q, case.heads)
+    return q, normal(rows_k, case.kv_heads), normal(rows_k, case.kv_heads)
+
+
+def attend(
+    case: Case,
+    schedule: Schedule,
+    *,
+    sms: int = 4,
+    seed: int = 0,
+    hazards: bool = False,
+    inputs: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Result:
+    """Run one call under ``schedule``, of ``inputs`` or of normal ones; what is not written stays NaN."""
+    q, k, v = normal_inputs(case, seed) if inputs is None else inputs
+    rows_q = q.shape[-3]
     out = torch.full_like(q, torch.nan)
     lse = torch.full((case.heads, rows_q) if case.packed else (1, case.heads, rows_q), torch.nan)
     found = artifact(case)

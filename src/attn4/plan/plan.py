@@ -96,14 +96,18 @@ class Schedule:
         return self.dynamic and not self.launch_control
 
 
+RESCALE_THRESHOLD = 8.0
+"""In log2 units: a factor of 256 leaves bf16 and fp16 probabilities exact to their own precision."""
+
+
 @dataclass(frozen=True, slots=True)
 class SoftmaxPlan:
     """How the online softmax spends its instructions.
 
     ``rescale_threshold``: the running maximum moves only when it grows by more than this, in log2 units;
     0 moves it always. ``fma_exp_every``: one 2^x in so many is a polynomial on the FMA units; 0 is none.
-    ``branchless_rescale``: the output is multiplied in every step, by 1 where no maximum moved; else a warp
-    none of whose rows moved skips it.
+    ``branchless_rescale``, of Blackwell: the output is multiplied in every step, by 1 where no maximum moved;
+    else a warp none of whose rows moved skips it.
     """
 
     rescale_threshold: float = 0.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from attn4.machine import Machine
 from attn4.plan.feeds import Step, feeds
 from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
-from attn4.plan.plan import Channel, Plan, Role, Schedule, SoftmaxPlan
+from attn4.plan.plan import RESCALE_THRESHOLD, Channel, Plan, Role, Schedule, SoftmaxPlan
 from attn4.problem import Problem
 
 TILE_ROWS = 128
@@ -53,9 +53,6 @@ MANY_BLOCKS = 16
 
 SECTION_BYTES = 50 * 2**20
 """K and V of the heads that are worked on together: well inside L2."""
-
-RESCALE_THRESHOLD = 8.0
-"""In log2 units: a factor of 256 leaves bf16 and fp16 probabilities exact to their own precision."""
 
 FMA_EXP_EVERY = 8
 """12.5% of the exponentials by polynomial: between the 6% and 19% that the reference takes by shape.

@@ -41,26 +41,61 @@ class OnlineSoftmax(Fixed):
             self.row_sum[half] = self._exponentiate(row, half, Float32(0.0), masked=True)
 
     @cute.jit
-    def update(self, scores, masked: cutlass.Constexpr[bool]):
-        """Fold in another block; they become probabilities, and ``rescale`` the output's factor.
+    def update(self, scores, output, masked: cutlass.Constexpr[bool]):
+        """Fold in another block; its scores become probabilities.
 
+        Without a threshold, ``rescale`` becomes the factor of ``output``. With one, ``output`` is rescaled
+        here where a maximum moves, and only there is the last product awaited, which may be adding to it.
         Both maxima come first: ptxas then starts some exponentials before it waits for the output product.
         """
         by_row = mma.by_row(scores)
+        if cutlass.const_expr(self.plan.rescale_threshold > 0):
+            self._follow(by_row, output)
+        else:
+            self._raise(by_row, masked)
         for half in cutlass.range_constexpr(2):
-            row = by_row[half, None]
-            old_max = self.row_max[half]
-            row_max = quad_reduce(math.reduce_columns(row, cute.arch.fmax, old_max), cute.arch.fmax)
-            if cutlass.const_expr(self.plan.rescale_threshold > 0):
-                grown = (row_max - old_max) * self.scale[half] > self.plan.rescale_threshold
-                row_max = row_max if grown else old_max
-            self.row_max[half] = row_max
-            self.rescale[half] = cute.math.exp2(
-                (old_max - known(row_max, masked)) * self.scale[half], fastmath=True
-            )
-        for half in cutlass.range_constexpr(2):
-            row_sum = self.row_sum[half] * self.rescale[half]
+            row_sum = self.row_sum[half]
+            if cutlass.const_expr(self.plan.rescale_threshold == 0):
+                row_sum = row_sum * self.rescale[half]
             self.row_sum[half] = self._exponentiate(by_row[half, None], half, row_sum, masked)
+
+    @cute.jit
+    def _raise(self, by_row, masked: cutlass.Constexpr[bool]):
+        """Both maxima become those of all scores so far."""
+        for half in cutlass.range_constexpr(2):
+            old_max = self.row_max[half]
+            row = by_row[half, None]
+            row_max = quad_reduce(math.reduce_columns(row, cute.arch.fmax, old_max), cute.arch.fmax)
+            self._move(half, row_max, masked)
+
+    @cute.jit
+    def _follow(self, by_row, output):
+        """Move the maxima that scores exceed by more than the threshold; a warp without any only votes.
+
+        A vote is no shuffle, which would wait until the products that were issued before have begun.
+        """
+        largest = [
+            math.reduce_columns(by_row[half, None], cute.arch.fmax, by_row[half, 0]) for half in range(2)
+        ]
+        if cute.arch.vote_any_sync(self._exceeds(largest[0], 0) or self._exceeds(largest[1], 1)):
+            for half in cutlass.range_constexpr(2):
+                row_max = quad_reduce(largest[half], cute.arch.fmax)
+                exceeds = self._exceeds(row_max, half)
+                self._move(half, row_max if exceeds else self.row_max[half], masked=True)
+                self.row_sum[half] = self.row_sum[half] * self.rescale[half]
+            mma.wait(0)
+            scale_rows(output, self.rescale)
+
+    def _exceeds(self, score, half: int):
+        return (score - self.row_max[half]) * self.scale[half] > self.plan.rescale_threshold
+
+    @cute.jit
+    def _move(self, half: cutlass.Constexpr[int], row_max, masked: cutlass.Constexpr[bool]):
+        old_max = self.row_max[half]
+        self.row_max[half] = row_max
+        self.rescale[half] = cute.math.exp2(
+            (old_max - known(row_max, masked)) * self.scale[half], fastmath=True
+        )
 
     def done(self):
         """A zero that is known once the exponentials of the first row are: the sign of their sum."""
@@ -70,18 +105,9 @@ class OnlineSoftmax(Fixed):
             read_only_args=[self.row_sum[0]],
         )
 
-    @cute.jit
     def apply_rescale(self, output):
-        """Multiply the output's rows by ``rescale``; a warp none of whose rows moved skips it.
-
-        No warp does if the plan has no branch here, or moves every maximum.
-        """
-        if cutlass.const_expr(self.plan.rescale_threshold > 0 and not self.plan.branchless_rescale):
-            moved = (self.rescale[0] != 1.0) or (self.rescale[1] != 1.0)
-            if cute.arch.vote_any_sync(moved):
-                scale_rows(output, self.rescale)
-        else:
-            scale_rows(output, self.rescale)
+        """Multiply the output's rows by ``rescale``."""
+        scale_rows(output, self.rescale)
 
     @cute.jit
     def finish(self, output):

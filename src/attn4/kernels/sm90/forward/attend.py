@@ -37,8 +37,10 @@ class Worker(Fixed):
         self.group_rows = mma.group_rows(turn.group) if self.parted else (0, plan.tile_m - 1)
         self.scores = mma.accumulator(ops.scores_mma, (plan.tile_m, plan.tile_n))
         self.output = mma.accumulator(ops.output_mma, (plan.tile_m, plan.head_dim_v))
+        # With a threshold the softmax rescales the output itself, where a maximum moves.
+        self.lazy_rescale = plan.softmax.rescale_threshold > 0
         # A wide output takes long to rescale: better beside the score product than after it.
-        self.early_rescale = plan.head_dim_v > 128
+        self.early_rescale = not self.lazy_rescale and plan.head_dim_v > 128
 
     def start_scores(self, query_in, slot):
         """Issue S = Q K^T for the keys in ``slot``."""
@@ -156,12 +158,16 @@ class Worker(Fixed):
     def _step(self, place, query_in, key_in, value_in, masked: cutlass.Constexpr[bool]):
         tile, block = place
         key_slot = key_in.wait()
+        if cutlass.const_expr(self.lazy_rescale):
+            # Behind the scores' product the wait would not be answered before that has begun.
+            value_slot = value_in.wait()
         self.turn.take()
         scores = self.scores
         self.start_scores(query_in, key_slot)
         if cutlass.const_expr(self.early_rescale):
             self.softmax.apply_rescale(self.output)
-        value_slot = value_in.wait()
+        if cutlass.const_expr(not self.lazy_rescale):
+            value_slot = value_in.wait()
         self.start_output(value_slot)
         self.turn.give()
         mma.wait(1)
@@ -169,7 +175,7 @@ class Worker(Fixed):
             key_in.arrive()
         if cutlass.const_expr(masked):
             apply_mask(scores, self.bounds, tile, self.rows, block)
-        self.softmax.update(scores, masked)
+        self.softmax.update(scores, self.output, masked)
         if cutlass.const_expr(self.plan.late_release):
             key_in.arrive(self.softmax.done())
         key_in.advance()
@@ -177,7 +183,7 @@ class Worker(Fixed):
         value_in.arrive()
         value_in.advance()
         to_operand(scores, self.ops.probabilities)
-        if cutlass.const_expr(not self.early_rescale):
+        if cutlass.const_expr(not self.lazy_rescale and not self.early_rescale):
             self.softmax.apply_rescale(self.output)
         return key_in, value_in
 
