@@ -118,6 +118,17 @@ def normal_inputs(case: Case, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return q, normal(rows_k, case.kv_heads), normal(rows_k, case.kv_heads)
 
 
+def with_jump(case: Case, height: float, row: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`normal_inputs` of one sequence; its first key, which comes last, adds ``height`` to the logit of
+    ``row`` and to no other.
+    """
+    q, k, v = normal_inputs(case)
+    q[..., 0], k[..., 0] = 0, 0
+    q[:, row, :, 0] = 64
+    k[:, 0, :, 0] = height * case.head_dim**0.5 / 64
+    return q, k, v
+
+
 def attend(
     case: Case,
     schedule: Schedule,

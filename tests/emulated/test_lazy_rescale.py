@@ -12,7 +12,7 @@ pytest.importorskip("tvm_ffi")
 from attn4.artifact.key import toolchain
 from attn4.emulator.schedule import Adversarial
 from cases import CASES, HARD
-from emulated.forward_kernel import Case, attend, normal_inputs
+from emulated.forward_kernel import Case, attend, with_jump
 from emulated.judged import attended
 from emulated.test_forward import BFLOAT16_ERROR, LSE_ERROR, check, name
 
@@ -22,16 +22,7 @@ pytestmark = [
 ]
 
 ROW = 77
-"""Of the second warp of the second warpgroup."""
-
-
-def with_jump(case, height):
-    """Inputs whose first key, which comes last, adds ``height`` to the logit of one query alone."""
-    q, k, v = normal_inputs(case)
-    q[..., 0], k[..., 0] = 0, 0
-    q[:, ROW, :, 0] = 64
-    k[:, 0, :, 0] = height * case.head_dim**0.5 / 64
-    return q, k, v
+"""Of the second warpgroup's first warp."""
 
 
 @pytest.mark.parametrize(
@@ -39,8 +30,8 @@ def with_jump(case, height):
 )
 def test_a_maximum_that_jumps_late_moves_in_its_row_alone(case):
     # e^96 = 2^138 overflows: a maximum that stayed would leave NaN.
-    flat = attend(case, Adversarial(late=True), inputs=with_jump(case, 0))
-    high = attend(case, Adversarial(late=True), hazards=True, inputs=with_jump(case, 96))
+    flat = attend(case, Adversarial(late=True), inputs=with_jump(case, 0, ROW))
+    high = attend(case, Adversarial(late=True), hazards=True, inputs=with_jump(case, 96, ROW))
     assert high.error < BFLOAT16_ERROR
     torch.testing.assert_close(high.lse, high.expected_lse, atol=LSE_ERROR, rtol=1e-6)
     others = torch.arange(case.seqlen_q) != ROW

@@ -15,7 +15,7 @@ pytest.importorskip("tvm_ffi")
 from attn4.artifact.key import toolchain
 from attn4.emulator.grid import Limits
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
-from emulated.forward_kernel import Case, artifact, attend
+from emulated.forward_kernel import Case, artifact, attend, with_jump
 from planted import channels
 from planted.replay import recorded
 from planted.waits import executed
@@ -41,9 +41,12 @@ RINGS = ("tile", "query", "key", "value")
 
 @cache
 def kernel():
-    """The launch, the mbarrier operations that it executes, and its rings by name."""
+    """The launch, the mbarrier operations that it executes, and its rings by name.
+
+    The maximum of one row jumps, so that its warp executes what only such a warp does.
+    """
     with recorded() as found:
-        attend(CASE, RoundRobin(), sms=1)
+        attend(CASE, RoundRobin(), sms=1, inputs=with_jump(CASE, 96, row=77))
     rings = channels.rings(artifact(CASE).description.plan)
     assert set(rings) == set(RINGS)
     return found[-1], executed(found[-1], sms=1), rings
