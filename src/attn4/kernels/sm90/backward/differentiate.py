@@ -22,7 +22,7 @@ from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
 from attn4.kernels.sm90.backward import dk_first, scores_first
 from attn4.kernels.sm90.backward.elements import PAIR, Elements
-from attn4.kernels.sm90.backward.steps import give_turn, take_turn
+from attn4.kernels.sm90.backward.steps import announce, give_turn, take_turn
 
 
 class Walk(Carried):
@@ -132,7 +132,7 @@ class Worker(Fixed):
     @property
     def pairs(self) -> int:
         """Pairs of queries of a step that a thread has."""
-        return self.plan.tile_m // 4 // PAIR
+        return self.elements.pairs
 
     def exponentiate(self, scores, pair: int, lse):
         """P^T of one pair of queries, rounded for dV."""
@@ -193,6 +193,8 @@ def run(worker, outlet, tile, ends):
         before = Walk(tile, begin, Int32(-1), Int32(0), begin)
         sums = outlet.sums(tile)
         worker.ops.dscores.fill(0)
+        worker.share(ends.shared.index)
+        ends = announce(ends)
         ends = worker.order.begin(worker, walk, ends)
         for _ in cutlass.range((tile.last - tile.first) * worker.lengths.group - 1, unroll=1):
             walk, before, ends = worker.order.step(worker, walk, before, sums, ends)

@@ -10,22 +10,25 @@ import cutlass.cute as cute
 
 from attn4.kernels.dsl import mma
 from attn4.kernels.sm90.backward.elements import Statistics
-from attn4.kernels.sm90.backward.steps import announce, give_turn, start_from_values, take_turn
+from attn4.kernels.sm90.backward.steps import (
+    announce,
+    differentiate,
+    give_turn,
+    start_from_values,
+    take_turn,
+)
 
 
 @cute.jit
 def begin(worker, walk, ends):
-    """S, P, dV, dP and dS of the first step; dS of the one before it is in registers."""
-    worker.share(ends.shared.index)
-    ends = announce(ends)
+    """S, P, dV, dP and dS of the first step; that of the one before it has been announced."""
     key_slot = ends.key.wait()
     ends.value.wait()
     worker.turn.take()
     scores = worker.start_scores(key_slot, ends.ahead.wait())
     worker.turn.give()
     ends = exponentiate(worker, walk, ends, scores)
-    ends, dprobabilities = start_from_values(worker, ends, first=True)
-    return differentiate(worker, ends, dprobabilities)
+    return differentiate_scores(worker, ends, first=True)
 
 
 @cute.jit
@@ -39,8 +42,7 @@ def step(worker, walk, before, sums, ends):
     ends.dscores.advance()
     following = walk.following()
     ends = exponentiate(worker, following, ends, scores, (sums, dq, before))
-    ends, dprobabilities = start_from_values(worker, ends, first=False)
-    ends = differentiate(worker, ends, dprobabilities)
+    ends = differentiate_scores(worker, ends, first=False)
     return following, walk, ends
 
 
@@ -82,12 +84,10 @@ def exponentiate(worker, walk, ends, scores, begun: cutlass.Constexpr = None):
 
 
 @cute.jit
-def differentiate(worker, ends, dprobabilities):
-    """Make dS of a step, in registers and in shared memory."""
-    mma.wait(0)
-    ends.dout.arrive()
-    ends.dout.advance()
-    worker.differentiate(dprobabilities, Statistics(worker.elements, 1, ends.row_stats.index))
+def differentiate_scores(worker, ends, first: cutlass.Constexpr[bool]):
+    """Of a step whose P is made dV, dP and dS, which is handed over at once."""
+    ends, dprobabilities = start_from_values(worker, ends, first)
+    delta = Statistics(worker.elements, 1, ends.row_stats.index)
+    ends = differentiate(worker, ends, dprobabilities, delta)
     ends.row_stats.advance()
-    worker.share(ends.shared.index)
     return announce(ends)

@@ -43,7 +43,7 @@ class Statistics(Fixed):
 
     def loaded(self):
         """Those of all pairs, in registers."""
-        return [self[pair] for pair in range(self.elements.plan.tile_m // 4 // PAIR)]
+        return [self[pair] for pair in range(self.elements.pairs)]
 
 
 class Elements(Fixed):
@@ -58,6 +58,11 @@ class Elements(Fixed):
         self.bounds, self.first_key = keys
         self.thread = thread
         self.stats = stats
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of queries of a step that a thread has."""
+        return self.plan.tile_m // 4 // PAIR
 
     @cute.jit
     def exponentiate(self, scores, scale_log2, walk, slot):

@@ -12,14 +12,18 @@ import cutlass.cute as cute
 
 from attn4.kernels.dsl import mma
 from attn4.kernels.sm90.backward.elements import Statistics
-from attn4.kernels.sm90.backward.steps import announce, give_turn, start_from_values, take_turn
+from attn4.kernels.sm90.backward.steps import (
+    announce,
+    differentiate,
+    give_turn,
+    start_from_values,
+    take_turn,
+)
 
 
 @cute.jit
 def begin(worker, walk, ends):
-    """S, P, dV, dP and dS of the first step; dS of the one before it is in registers."""
-    worker.share(ends.shared.index)
-    ends = announce(ends)
+    """S, P, dV, dP and dS of the first step; that of the one before it has been announced."""
     lse = Statistics(worker.elements, 0, ends.row_stats.wait()).loaded()
     key_slot = ends.key.wait()
     ends.value.wait()
@@ -29,7 +33,7 @@ def begin(worker, walk, ends):
     worker.turn.give()
     mma.wait(0)
     ends = exponentiate(worker, walk, ends, scores, lse)
-    return differentiate(worker, ends, first=True)
+    return differentiate_scores(worker, ends, first=True)
 
 
 @cute.jit
@@ -53,7 +57,7 @@ def step(worker, walk, before, sums, ends):
     mma.wait(0)
     ends.query.arrive(after=worker.exponentiated(worker.pairs))
     ends.query.advance()
-    ends = differentiate(worker, ends, first=False)
+    ends = differentiate_scores(worker, ends, first=False)
     return following, walk, ends
 
 
@@ -87,15 +91,10 @@ def exponentiate(worker, walk, ends, scores, lse: cutlass.Constexpr, begun: cutl
 
 
 @cute.jit
-def differentiate(worker, ends, first: cutlass.Constexpr[bool]):
-    """Of a step whose P is made dV, dP and dS, which is left in registers and in shared memory."""
+def differentiate_scores(worker, ends, first: cutlass.Constexpr[bool]):
+    """Of a step whose P is made dV, dP and dS, which the next step hands over."""
     delta = Statistics(worker.elements, 1, ends.row_stats.index).loaded()
     ends.row_stats.arrive_together()
     ends.row_stats.advance()
     ends, dprobabilities = start_from_values(worker, ends, first)
-    mma.wait(0)
-    ends.dout.arrive()
-    ends.dout.advance()
-    worker.differentiate(dprobabilities, delta)
-    worker.share(ends.shared.index)
-    return ends
+    return differentiate(worker, ends, dprobabilities, delta)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
+from attn4.kernels.dsl import mma
+
 
 def take_turn(worker, ends):
     """Of deterministic sums: wait until this CTA may add those of a step."""
@@ -31,6 +33,17 @@ def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
     dprobabilities = worker.start_dprobabilities(slot)
     worker.turn.give()
     return ends, dprobabilities
+
+
+@cute.jit
+def differentiate(worker, ends, dprobabilities, delta: cutlass.Constexpr):
+    """Make dS of a step, to be announced, once dV and dP are complete; ``delta`` by pair."""
+    mma.wait(0)
+    ends.dout.arrive()
+    ends.dout.advance()
+    worker.differentiate(dprobabilities, delta)
+    worker.share(ends.shared.index)
+    return ends
 
 
 @cute.jit
