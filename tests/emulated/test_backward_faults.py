@@ -6,20 +6,17 @@ As `test_blackwell_faults`, of the kernels that compute gradients.
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
+from needs import COMPILES
 from planted import backward
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+    *COMPILES,
 ]
 
 PARTS = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
@@ -19,12 +17,10 @@ from attn4.plan.choose import unsupported
 from cases import CASES
 from emulated.backward_kernel import differentiate, judged, sum_bits
 from gradient_judge import incoming
+from needs import COMPILES
 from problem_case import Case
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 GRADIENTS = 1
 """Of the three launches, the second."""

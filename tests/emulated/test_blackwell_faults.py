@@ -7,22 +7,17 @@ are shown by cases of the list.
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from cases import BY_NAME
 from emulated.judged import judge_as_fused
+from needs import COMPILES
 from planted import blackwell, values
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 SOME = (
     "row_stats empty: no wait",

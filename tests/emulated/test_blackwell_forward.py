@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import pytest
 import torch
@@ -11,18 +10,15 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.plan.plan import SoftmaxPlan
 from cases import CASES
 from emulated.forward_kernel import Case, attend
 from emulated.judged import attended, is_small
+from needs import COMPILES
 from problem_case import Case as ProblemCase
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 BFLOAT16_ERROR = 2.5e-3
 """Relative L2: rounding P and the output to bfloat16 gives 1.9e-3 to 2.4e-3."""

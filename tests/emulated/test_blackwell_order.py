@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
@@ -13,14 +12,11 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.schedule import Random, RoundRobin
 from emulated.forward_kernel import Case, attend
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 
 CAUSAL = Case(128, "causal", 300, 300, ctas=1, arch="sm_100a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from functools import cache
 
 import pytest
@@ -13,7 +12,6 @@ pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
 import attn4.emulator
-from attn4.artifact.key import toolchain
 from attn4.emulator.grid import Limits
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
@@ -24,13 +22,11 @@ from emulated.forward_kernel import UNBOUNDED, attend
 from emulated.forward_kernel import Case as Call
 from emulated.judged import attended
 from judge import eager, judge, oracle
+from needs import COMPILES
 from planted.replay import recorded
 from problem_case import Case
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 SCHEDULES = {
     "in turn": RoundRobin,

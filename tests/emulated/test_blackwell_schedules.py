@@ -6,7 +6,6 @@ sequence of one K/V head is run. About 25 minutes of one core.
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from dataclasses import replace
 
@@ -15,18 +14,17 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.machine import machine
 from attn4.plan.choose import choose
 from cases import CASES
 from emulated.judged import attended, is_small
+from needs import COMPILES
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+    *COMPILES,
 ]
 
 SCHEDULES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
 from attn4.artifact import artifact_for
-from attn4.artifact.key import toolchain
 from attn4.compiled import read
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
@@ -21,12 +19,10 @@ from attn4.plan.feeds import Step, feeds
 from attn4.plan.sm100_backward_wide import COLUMNS_OUTSIDE
 from emulated.backward_kernel import backward_plan, differentiate, judged, sum_bits
 from gradient_judge import incoming
+from needs import COMPILES
 from problem_case import Case
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 GRADIENTS = 1
 """Of the three launches, the second."""

@@ -1,7 +1,6 @@
 """The Hopper forward of attn4, as compiled, gives on the emulator what the oracle gives."""
 
 import dataclasses
-import shutil
 
 import pytest
 import torch
@@ -9,15 +8,12 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from emulated.forward_kernel import Case, attend
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 BFLOAT16_ERROR = 2.5e-3
 """Relative L2: rounding P and the output to bfloat16 gives 1.9e-3 to 2.2e-3."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,17 +10,14 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from emulated.backward_kernel import differentiate, judged, sum_bits
 from emulated.test_blackwell_backward import CAUSAL, GRADIENTS, PACKED, PLAIN, RESIDENT, SCHEDULES
 from gradient_judge import incoming
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 
 HOPPER = {"arch": "sm_90a"}

@@ -6,7 +6,6 @@ Memory is touched where there is something in it, so that tensors of many gigaby
 from __future__ import annotations
 
 import mmap
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,19 +19,16 @@ pytest.importorskip("tvm_ffi")
 
 from attn4.artifact import artifact_for
 from attn4.artifact.emulated import emulated, load_emulated
-from attn4.artifact.key import toolchain
 from attn4.emulator.grid import Cluster, ClusterBarrier, Grid, extent
 from attn4.emulator.runner import Runner
 from attn4.plan.plan import Plan
 from attn4.plan.workspace import workspace
 from emulated.backward_kernel import UNBOUNDED, backward_plan
 from gradient_judge import eager_gradients, gradient_oracle, incoming, judge_gradients
+from needs import COMPILES
 from problem_case import Case
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 NO_RESERVE = 0x4000
 """MAP_NORESERVE of Linux: memory that is not there until it is touched."""

@@ -1,6 +1,5 @@
 """Where the Hopper forward moves a maximum only if it grows by more than a threshold."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,17 +8,14 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.schedule import Adversarial
 from cases import CASES, HARD
 from emulated.forward_kernel import Case, attend, with_jump
 from emulated.judged import attended
 from emulated.test_forward import BFLOAT16_ERROR, LSE_ERROR, check, name
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 ROW = 77
 """Of the second warpgroup's first warp."""

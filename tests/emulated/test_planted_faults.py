@@ -4,7 +4,6 @@ The faults are edits of its PTX, found by the names of the plan's channels: a wa
 off by one, a buffer given back before it has been read.
 """
 
-import shutil
 from functools import cache
 
 import pytest
@@ -12,18 +11,15 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.grid import Limits
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from emulated.forward_kernel import Case, artifact, attend, with_jump
+from needs import COMPILES
 from planted import channels
 from planted.replay import recorded
 from planted.waits import executed
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 CASE = Case(128, "full", 256, 250, ctas=1)
 """Two query tiles of one CTA, and as many key tiles as their rings have slots: with more of them a query

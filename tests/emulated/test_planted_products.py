@@ -1,21 +1,16 @@
 """A wait, a commit or a fence of products dropped from attn4's Hopper kernel is told by the registers."""
 
-import shutil
-
 import pytest
 
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.grid import Limits
 from attn4.emulator.schedule import RoundRobin
 from emulated.test_planted_faults import kernel
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 
 def kinds_without(word):

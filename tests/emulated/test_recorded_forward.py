@@ -5,22 +5,19 @@ emulator rounds them correctly, the chip errs by up to one unit of the last plac
 of O by at most one rounding to bfloat16, and few of them.
 """
 
-import shutil
-
 import pytest
 import torch
 
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.units.fused import as_on_chip
 from attn4.plan import sm90
+from needs import COMPILES
 from recorded.forward import CASES, inputs
 from recorded.replay import DATA, recording
 
 pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
+    *COMPILES,
     pytest.mark.skipif(not (DATA / "h200_forward.npz.xz").exists(), reason="nothing is recorded"),
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ pytest.importorskip("tvm_ffi")
 import attn4.emulator
 from attn4.artifact import artifact_for
 from attn4.artifact.emulated import emulated, load_emulated
-from attn4.artifact.key import toolchain
 from attn4.emulator.grid import Residency
 from attn4.emulator.runner import Runner
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
@@ -26,12 +24,10 @@ from attn4.plan.sorting import sorting_plan, with_sorted_batches
 from attn4.problem import Problem
 from emulated.forward_kernel import UNBOUNDED, Case, attend, batch_order
 from judge import eager, judge, oracle
+from needs import COMPILES
 from problem_case import Case as ProblemCase
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 MASKS = {"full": Mask(), "causal": Mask.of(True), "window": Mask(300, 10)}
 

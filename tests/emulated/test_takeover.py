@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -12,18 +11,15 @@ import torch
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.grid import Grid
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from attn4.plan.plan import Schedule
 from emulated.forward_kernel import Case, attend
+from needs import COMPILES
 from planted.replay import recorded
 from planted.waits import without
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 CASE = Case(64, "causal", 900, 900, heads=2, kv_heads=1, arch="sm_100a", takes_over=True)
 TILES = 2 * 4

@@ -1,7 +1,6 @@
 """``attn4 emulate``: what it prints, and how it ends."""
 
 import json
-import shutil
 
 import pytest
 
@@ -9,14 +8,11 @@ pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
 from attn4 import reference
-from attn4.artifact.key import toolchain
 from attn4.cli import main
 from attn4.ops import emulated
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 SMALL = ["emulate", "--seqlen-q", "70", "--heads", "1", "--head-dim", "64", "--causal"]
 

@@ -1,7 +1,6 @@
 """The public functions with ``backend="emulator"``: the compiled Hopper kernel on CPU tensors."""
 
 import dataclasses
-import shutil
 
 import pytest
 import torch
@@ -10,15 +9,12 @@ pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
 from attn4 import flash_attn_func, flash_attn_varlen_func
-from attn4.artifact.key import toolchain
 from attn4.ops import dispatch, gpu, prepared
 from attn4.plan.choose import choose
 from attn4.plan.plan import SoftmaxPlan
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 
 def tensors(*shape: int) -> list[torch.Tensor]:

@@ -16,15 +16,12 @@ pytest.importorskip("tvm_ffi")
 
 from attn4.artifact import DamagedArtifactError, gpu
 from attn4.artifact.emulated import emulated, load_emulated
-from attn4.artifact.key import toolchain
 from attn4.artifact.runtime import load_runtime
 from attn4.emulator.launch import Launch, LaunchError, tensors
 from host.emulator_kernel import CTAS, Inputs, forward_artifact
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 
 @pytest.fixture(scope="session")

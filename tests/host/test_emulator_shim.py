@@ -1,7 +1,6 @@
 """What stands in for the CUDA runtime: which module is which, what a device would refuse, how copies bind."""
 
 import ctypes
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,16 +8,13 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("tvm_ffi")
 
-from attn4.artifact.key import toolchain
 from attn4.emulator.launch import LaunchError, ShimError, driver, image, relink, shim
 from attn4.emulator.launch.device import Chip
 from attn4.emulator.launch.elf import sections
 from host.emulator_kernel import forward_artifact
+from needs import COMPILES
 
-pytestmark = [
-    pytest.mark.skipif(toolchain() is None, reason="CuTe DSL is not installed"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed"),
-]
+pytestmark = COMPILES
 
 
 @pytest.fixture(scope="session")
