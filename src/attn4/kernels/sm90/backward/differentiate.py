@@ -22,6 +22,7 @@ from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
 from attn4.kernels.sm90.backward import dk_first, scores_first
 from attn4.kernels.sm90.backward.elements import PAIR, Elements
+from attn4.kernels.sm90.backward.outlet import STAGED_COLUMNS
 from attn4.kernels.sm90.backward.steps import announce, give_turn, take_turn
 
 
@@ -61,6 +62,7 @@ class Operands(Fixed):
         self.scores_mma = mma.tiled_product(dtype, groups, m, mma.K_MAJOR, mma.SHARED)
         self.dv_mma = mma.tiled_product(dtype, groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS)
         self.dk_mma = mma.tiled_product(dtype, groups, plan.head_dim, mma.MN_MAJOR, mma.REGISTERS)
+        self.staged_mma = mma.tiled_product(dtype, groups, STAGED_COLUMNS, mma.K_MAJOR, mma.SHARED)
         over = (groups, 1) if m >= groups * 64 else (1, groups)
         self.dq_mma = mma.tiled_product(
             dtype, over, plan.head_dim // over[1], mma.MN_MAJOR, mma.SHARED, a_major=mma.MN_MAJOR
@@ -201,8 +203,8 @@ def run(worker, outlet, tile, ends):
         ends = finish(worker, outlet, walk, before, sums, ends)
     else:
         worker.dv.fill(0.0)
-        outlet.store_dv(tile)
-    outlet.store_dk(tile)
+        outlet.store_dv(tile, ends.shared.index)
+    outlet.store_dk(tile, ends.shared.index)
     return ends
 
 
@@ -213,7 +215,7 @@ def finish(worker, outlet, walk, before, sums, ends):
     ends.value.advance()
     ends, dq = worker.order.last(worker, ends)
     ends.dscores.advance()
-    outlet.store_dv(walk.tile)
+    outlet.store_dv(walk.tile, ends.shared.index)
     ends = take_turn(worker, ends)
     mma.wait(0)
     sums.add(dq, before)

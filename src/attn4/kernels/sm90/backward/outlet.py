@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -10,10 +12,16 @@ from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.atomics import add_four
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.exchange import store_exchanged
+from attn4.kernels.dsl.staging import Staging
 from attn4.kernels.shared.query_blocks import sums_of_block, sums_of_sequence
 
 FOUR = 4
 """Registers that one instruction adds to consecutive sums."""
+
+STAGED_COLUMNS = 64
+"""Columns of dK or dV that are turned round at once: a slot of dS has room for no more everywhere, and these
+lie as its rows do, so that a warp stays in its own.
+"""
 
 
 def lock_of(plan, sums):
@@ -70,16 +78,41 @@ class Outlet(Fixed):
         worker = self.worker
         return query_sums(worker.plan, worker.lengths, self.dq_sum, tile, worker.ops.thread)
 
-    def store_dv(self, tile):
-        """Write dV of a tile."""
-        self._store(self.gradients.dv, tile, self.worker.dv, Float32(1.0))
+    def store_dv(self, tile, slot):
+        """Write dV of a tile, turned round in ``slot`` of dS, which nobody reads or writes now."""
+        self._store(self.gradients.dv, tile, self.worker.dv, Float32(1.0), slot)
 
-    def store_dk(self, tile):
+    def store_dk(self, tile, slot):
         """Write dK of a tile, which is not scaled yet."""
-        self._store(self.gradients.dk, tile, self.worker.dk, self.softmax_scale)
+        self._store(self.gradients.dk, tile, self.worker.dk, self.softmax_scale, slot)
 
-    def _store(self, target, tile, values, scale):
-        store_rows(self.worker.plan, self.worker.ops.thread, target, tile, values, scale)
+    @cute.jit
+    def _store(self, target, tile, values, scale, slot):
+        ops = self.worker.ops
+        shape = (self.worker.plan.tile_n, STAGED_COLUMNS)
+        part = cute.local_tile(ops.dscores_tile[None, None, slot], shape, (0, 0))
+        staging = Staging(ops.staged_mma, ops.thread, part)
+        rounded = cute.make_rmem_tensor(ops.staged_mma.partition_shape_C(shape), target.element_type)
+        words = cute.recast_tensor(rounded, Int32)
+        count = cute.size(rounded)
+        for chunk in cutlass.range_constexpr(cute.size(values) // count):
+            for i in cutlass.range_constexpr(count // 2):
+                pair = [values[chunk * count + 2 * i + j] * scale for j in range(2)]
+                words[i] = math.pack(*pair, target.element_type)
+            staging.put(rounded)
+            staging.write(partial(self._place, target, tile), chunk * STAGED_COLUMNS)
+        # The next dS, which other lanes write, may go there.
+        cute.arch.sync_warp()
+
+    def _place(self, target, tile, row):
+        return place_of_key(self.worker.plan, target, tile, row)
+
+
+def place_of_key(plan, target, tile, row):
+    """The row of dK or dV, (rows, dim, heads, batch), that ``row`` of a tile is, and whether it exists."""
+    batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
+    key = tile.key_block * plan.tile_n + row
+    return target[tile.k_begin + key, None, tile.kv_head, batch], key < tile.k_rows
 
 
 @cute.jit
@@ -87,12 +120,10 @@ def store_rows(plan: cutlass.Constexpr, thread, target, tile, values, scale):
     """Write the rows of an accumulator that are rows of the sequence, times ``scale``, to ``target``, (rows,
     dim, heads, batch); ``thread`` is that of the warpgroups that hold it.
     """
-    batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
     words = [
         math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, target.element_type)
         for i in range(cute.size(values) // 2)
     ]
     for half in cutlass.range_constexpr(2):
-        row = tile.key_block * plan.tile_n + mma.first_row(thread) + 8 * half
-        place = target[tile.k_begin + row, None, tile.kv_head, batch]
-        store_exchanged(words[half::2], place, row < tile.k_rows)
+        row = mma.first_row(thread) + 8 * half
+        store_exchanged(words[half::2], *place_of_key(plan, target, tile, row))

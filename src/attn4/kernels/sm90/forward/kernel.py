@@ -12,6 +12,7 @@ from attn4.kernels.dsl import math, mma, tma
 from attn4.kernels.dsl.channel import Consumer, Producer, Turn, initialise
 from attn4.kernels.dsl.registers import reallocate
 from attn4.kernels.dsl.smem import Arena, transposed
+from attn4.kernels.dsl.staging import Staging
 from attn4.kernels.shared.call import ForwardKernel, Outputs, Scalars
 from attn4.kernels.shared.scheduler import Lengths, TileOrder, run_schedule, tile_source
 from attn4.kernels.shared.softmax import OnlineSoftmax
@@ -60,8 +61,8 @@ class Forward(ForwardKernel):
         """How the output leaves: through shared memory if the plan has room for it."""
         if not any(buffer.name == "output" for buffer in self.plan.buffers):
             return ExchangedStore(self.plan, bounds, outputs)
-        staging = self.tile(arena, "output")[None, None, 0]
-        return StagedStore(self.plan, bounds, outputs, ops.output_mma, ops.thread, staging)
+        staging = Staging(ops.output_mma, ops.thread, self.tile(arena, "output")[None, None, 0])
+        return StagedStore(self.plan, bounds, outputs, staging)
 
     @cute.jit
     def __call__(  # noqa: D102 - ``compile_plan`` documents the arguments

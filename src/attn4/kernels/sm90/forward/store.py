@@ -7,16 +7,16 @@ lanes of a row exchange registers (``ExchangedStore``). Neither waits for anothe
 
 from __future__ import annotations
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.nvgpu import warp
 
 from attn4.kernels.dsl import math
 from attn4.kernels.dsl.carried import Fixed
-from attn4.kernels.dsl.exchange import PIECE, QUAD, piece_at, store_exchanged
+from attn4.kernels.dsl.exchange import QUAD, store_exchanged
+from attn4.kernels.dsl.staging import Staging
 from attn4.kernels.shared.softmax import to_operand
-
-WARP_ROWS = 16
 
 
 class Store(Fixed):
@@ -27,9 +27,6 @@ class Store(Fixed):
         self.bounds = bounds
         self.out = outputs.out
         self.lse = outputs.lse
-        self.atom = cute.make_copy_atom(
-            cute.nvgpu.CopyUniversalOp(), self.out.element_type, num_bits_per_copy=PIECE * 16
-        )
 
     def out_row(self, tile, position, head):
         """The row of the output tensor."""
@@ -53,10 +50,8 @@ class Store(Fixed):
 class StagedStore(Store):
     """Rows turned round in ``staging``, 16 of each warp, and written whole."""
 
-    def __init__(self, plan, bounds, outputs, output_mma, thread, staging):
+    def __init__(self, plan, bounds, outputs, staging: Staging):
         super().__init__(plan, bounds, outputs)
-        self.output_mma = output_mma
-        self.thread = thread
         self.staging = staging
 
     @cute.jit
@@ -64,36 +59,13 @@ class StagedStore(Store):
         """``output`` is a normalised accumulator; ``lse`` and ``rows`` belong to its two rows."""
         rounded = cute.make_rmem_tensor(output.layout, self.out.element_type)
         to_operand(output, rounded)
-        atom = cute.make_copy_atom(
-            warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), self.out.element_type
-        )
-        mine = cute.make_tiled_copy_C(atom, self.output_mma).get_slice(self.thread)
-        cute.arch.sync_warp()
-        cute.copy(atom, mine.retile(rounded), mine.partition_D(self.staging))
+        self.staging.put(rounded)
         self.store_lse(tile, lse, rows)
-        cute.arch.sync_warp()
-        self._store_rows(tile)
+        self.staging.write(partial(self._place, tile))
 
-    @cute.jit
-    def _store_rows(self, tile):
-        pieces = self.plan.head_dim_v // PIECE
-        rows_at_once = cute.arch.WARP_SIZE // pieces
-        steps = WARP_ROWS // rows_at_once
-        lane = cute.arch.lane_idx()
-        lane_row = lane // pieces
-        piece = lane - lane_row * pieces
-        first_row = self.thread // cute.arch.WARP_SIZE * WARP_ROWS
-        staged = cute.zipped_divide(self.staging, (1, PIECE))
-        held = cute.make_rmem_tensor((PIECE, steps), self.out.element_type)
-        for step in cutlass.range_constexpr(steps):
-            row = first_row + step * rows_at_once + cutlass.min(lane_row, rows_at_once - 1)
-            cute.copy(self.atom, staged[(0, None), (row, piece)], held[None, step])
-        for step in cutlass.range_constexpr(steps):
-            position, head = self.bounds.place(tile, first_row + step * rows_at_once + lane_row)
-            target = self.out_row(tile, position, head)
-            column = piece * PIECE
-            if position < tile.q_rows and column < cute.size(target) and lane_row < rows_at_once:
-                cute.copy(self.atom, held[None, step], piece_at(target, column))
+    def _place(self, tile, row):
+        position, head = self.bounds.place(tile, row)
+        return self.out_row(tile, position, head), position < tile.q_rows
 
 
 class ExchangedStore(Store):
