@@ -123,7 +123,9 @@ class Plan:
     ``tile_m`` counts query rows of a CTA, ``tile_n`` keys of one step. ``pack_gqa`` query heads of a group
     share a tile (1: not packed). With ``ping_pong`` warpgroups take turns in issuing products.
     ``query_in_registers`` keeps Q there for a tile, so that its products read half as much shared memory.
-    With ``scores_first`` a step of the backward pass on Hopper begins with the next scores, not with dK.
+    Of the backward pass on Hopper: ``scores_first``, a step begins with the next scores, not with dK;
+    ``packed_dscores``, the difference of dP and delta is rounded before it is multiplied with P, two elements
+    at once; ``staged_gradients``, dK and dV leave through shared memory, else by exchanges of registers.
     With ``early_start`` the first scores of a tile are computed beside the last product of the tile before
     it, and while that one is stored.
     With ``late_release`` keys are released only after half of the exponentials: nothing but a data
@@ -172,6 +174,8 @@ class Plan:
     query_in_registers: bool = False
     early_start: bool = False
     scores_first: bool = False
+    packed_dscores: bool = False
+    staged_gradients: bool = False
     query_tiles: int = 1
     late_keys: int = 0
     deterministic: bool = False

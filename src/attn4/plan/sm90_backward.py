@@ -83,6 +83,9 @@ def backward(problem: Problem, machine: Machine) -> Plan:
         lse=problem.lse,
         deterministic=problem.deterministic,
         scores_first=scores_first,
+        # Measured too: each wins at 64 and nothing at 128.
+        packed_dscores=head_dim == 64 and problem.dtype == "bfloat16",
+        staged_gradients=head_dim == 64,
     )
 
 

@@ -38,6 +38,13 @@ def unpack(word, dtype):
     return cute.arch.inline_ptx(code, write_only_types=[Float32, Float32], read_only_args=[word])
 
 
+def multiply_bfloat16(a, b):
+    """The products of two registers of two bfloat16 each, rounded to nearest even."""
+    return cute.arch.inline_ptx(
+        "mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[a, b]
+    )
+
+
 def exp2_fma(x):
     """2^x on the FMA units: Cody-Waite reduction, a cubic, the exponent inserted by an integer add.
 
@@ -94,6 +101,13 @@ def zero_of_all(words):
     for word in words[1:]:
         either = either | word
     return zero_of(either)
+
+
+def kept(word):
+    """``word``, not negative, in a register: no compiler finds it cheaper to compute it again where it is
+    used.
+    """
+    return word + zero_of(word)
 
 
 def bits_from(first):

@@ -80,6 +80,35 @@ class Arena(Fixed):
         return rings
 
 
+def swizzled_address(rows):
+    """The address of the first element of ``rows``, whose pointer has the swizzle of rows of 128 bytes: which
+    eighth of the row it is in, bits 4 to 6, is exclusive-ored with the number of the row, bits 7 to 9.
+
+    So one register serves all eighths of a row: they are the address with one of these bits changed.
+    """
+    plain = rows.iterator.toint()
+    return plain ^ ((plain >> 3) & 0x70)
+
+
+def load_pair(address, offset: int):
+    """The two float32 that lie ``offset`` bytes from ``address``."""
+    return cute.arch.inline_ptx(
+        "ld.shared.v2.f32 {{$w0}, {$w1}}, [{$r0} + OFFSET];".replace("OFFSET", str(offset)),
+        write_only_types=[cutlass.Float32, cutlass.Float32],
+        read_only_args=[address],
+    )
+
+
+def store_matrices(address, offset: int, words):
+    """Write four matrices of 8 x 8 16-bit elements, whose rows each lane of eight has the address of."""
+    cute.arch.inline_ptx(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0} + OFFSET], {{$r1}, {$r2}, {$r3}, {$r4}};".replace(
+            "OFFSET", str(offset)
+        ),
+        read_only_args=[address, *words],
+    )
+
+
 def offset_of(plan, name: str, tile):
     """Offset of the buffer ``name0``, ``name1``, ... of query tile ``tile``, which may be known only on the
     device.

@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import warp
 
 from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.carried import Carried, Fixed
-from attn4.kernels.dsl.smem import transposed
+from attn4.kernels.dsl.smem import store_matrices, swizzled_address, transposed
 from attn4.kernels.shared.key_tiles import first_query_block, following_query_block, key_tile
 from attn4.kernels.shared.softmax import to_operand
 from attn4.kernels.shared.stream import next_tile
@@ -82,6 +82,9 @@ class Operands(Fixed):
         self.probabilities = dv.make_fragment_A(dv.partition_shape_A((n, m)))
         self.dscores = dk.make_fragment_A(dk.partition_shape_A((n, m)))
         self.dscores_tile = dscores
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
+        mine = cute.make_tiled_copy_C(atom, self.scores_mma).get_slice(thread)
+        self.dscores_rows = swizzled_address(mine.partition_D(dscores[None, None, 0]))
 
 
 class Worker(Fixed):
@@ -156,18 +159,22 @@ class Worker(Fixed):
     def differentiate(self, dprobabilities, delta: cutlass.Constexpr):
         """dS^T = P^T (dP^T - delta), rounded, in registers; ``delta`` by pair."""
         words = cute.recast_tensor(self.ops.probabilities, Int32)
-        self.elements.differentiate(dprobabilities, words, delta)
-        to_operand(dprobabilities, self.ops.dscores)
+        if cutlass.const_expr(self.plan.packed_dscores):
+            dscores = cute.recast_tensor(self.ops.dscores, Int32)
+            self.elements.differentiate_packed(dprobabilities, words, delta, dscores)
+        else:
+            self.elements.differentiate(dprobabilities, words, delta)
+            to_operand(dprobabilities, self.ops.dscores)
 
-    @cute.jit
     def share(self, slot):
         """Write dS^T of this warpgroup's keys to shared memory, to be announced."""
-        dtype = self.ops.dscores_tile.element_type
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
-        mine = cute.make_tiled_copy_C(atom, self.ops.scores_mma).get_slice(self.ops.thread)
-        shape = self.ops.scores_mma.partition_shape_C((self.plan.tile_n, self.plan.tile_m))
-        rounded = cute.make_tensor(self.ops.dscores.iterator, cute.make_layout(shape))
-        cute.copy(atom, mine.retile(rounded), mine.partition_D(self.ops.dscores_tile[None, None, slot]))
+        plan = self.plan
+        first = self.ops.dscores_rows + slot * (2 * plan.tile_n * plan.tile_m)
+        words = cute.recast_tensor(self.ops.dscores, Int32)
+        for number in range(cute.size(words) // 4):
+            swizzle, part = divmod(number, 4)
+            address = first ^ (32 * part) if part else first
+            store_matrices(address, swizzle * plan.tile_n * 128, [words[4 * number + i] for i in range(4)])
 
 
 @cute.jit

@@ -11,6 +11,7 @@ from cutlass import Float32, Int32
 
 from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.carried import Fixed
+from attn4.kernels.dsl.smem import load_pair
 
 PAIR = 2
 """Neighbouring queries that a thread holds of each 8."""
@@ -47,7 +48,8 @@ class Statistics(Fixed):
 
 
 class Elements(Fixed):
-    """What warpgroups need; ``stats`` are negated LSE and delta, (queries, 2, slots).
+    """What warpgroups need; ``stats`` are negated LSE and delta, (queries, 2, slots), of which this keeps the
+    address of a thread's first.
 
     ``thread`` is counted from the first of them, whose keys begin at ``first_key`` of a tile.
     """
@@ -57,7 +59,7 @@ class Elements(Fixed):
         self.dtype = dtype
         self.bounds, self.first_key = keys
         self.thread = thread
-        self.stats = stats
+        self.stats = math.kept(stats.iterator.toint() + cute.arch.lane_idx() % 4 * (4 * PAIR))
 
     @property
     def pairs(self) -> int:
@@ -96,12 +98,24 @@ class Elements(Fixed):
                     column = PAIR * pair + i
                     dscores[half, column] = both[i] * (dscores[half, column] + deltas[i])
 
+    @cute.jit
+    def differentiate_packed(self, dprobabilities, words, delta: cutlass.Constexpr, dscores):
+        """`differentiate` with dP^T - delta rounded first, to the words of ``dscores``.
+
+        bfloat16 only: half precision has no room for a dP^T that is large where P^T is small.
+        """
+        by_row = mma.by_row(dprobabilities)
+        for pair in cutlass.range_constexpr(self.pairs):
+            deltas = delta[pair]
+            for half in cutlass.range_constexpr(2):
+                both = [by_row[half, PAIR * pair + i] + deltas[i] for i in range(PAIR)]
+                rounded = math.pack(*both, self.dtype)
+                dscores[2 * pair + half] = math.multiply_bfloat16(rounded, words[2 * pair + half])
+
     def statistic(self, kind: int, pair: int, slot):
         """A statistic of this thread's queries 8 ``pair`` on."""
-        held = cute.make_rmem_tensor(PAIR, Float32)
-        pairs = cute.zipped_divide(self.stats[None, kind, slot], (PAIR,))
-        cute.autovec_copy(pairs[None, 4 * pair + cute.arch.lane_idx() % 4], held)
-        return held
+        rows = self.plan.tile_m
+        return load_pair(self.stats + slot * (2 * 4 * rows), 4 * (kind * rows + 4 * PAIR * pair))
 
     @cute.jit
     def _mask(self, scores, walk):

@@ -86,8 +86,14 @@ class Outlet(Fixed):
         """Write dK of a tile, which is not scaled yet."""
         self._store(self.gradients.dk, tile, self.worker.dk, self.softmax_scale, slot)
 
-    @cute.jit
     def _store(self, target, tile, values, scale, slot):
+        if self.worker.plan.staged_gradients:
+            self._store_staged(target, tile, values, scale, slot)
+        else:
+            store_rows(self.worker.plan, self.worker.ops.thread, target, tile, values, scale)
+
+    @cute.jit
+    def _store_staged(self, target, tile, values, scale, slot):
         ops = self.worker.ops
         shape = (self.worker.plan.tile_n, STAGED_COLUMNS)
         part = cute.local_tile(ops.dscores_tile[None, None, slot], shape, (0, 0))
