@@ -69,11 +69,14 @@ def test_a_step_makes_five_products_and_an_exponential_a_score():
 
 
 ADDING = replace(RESIDENT, seqlen_q=100)
+TURNING = replace(RESIDENT, seqlen_q=300, seqlen_k=300, heads=2, kv_heads=2, head_dim=64, causal=True)
+"""The second of two heads is taken in the other order. Three tiles of keys each."""
 
 
 @pytest.mark.slow
-def test_deterministic_sums_have_the_same_bits_under_every_schedule():
-    first, *others = sum_bits(ADDING, range(8), deterministic=True, **HOPPER)
+@pytest.mark.parametrize("case", [ADDING, TURNING], ids=["full", "causal"])
+def test_deterministic_sums_have_the_same_bits_under_every_schedule(case):
+    first, *others = sum_bits(case, range(8), deterministic=True, **HOPPER)
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -83,8 +86,25 @@ def test_other_sums_differ_under_the_same_schedules():
     assert any(not torch.equal(first, other) for other in others)
 
 
+FEW = {
+    "full": replace(RESIDENT, seqlen_q=200, seqlen_k=300, heads=2),
+    "causal": TURNING,
+    "a group of heads": replace(TURNING, heads=4, head_dim=128),
+    "packed": replace(
+        PACKED,
+        heads=4,
+        kv_heads=2,
+        lens_q=(100, 0, 40, 300),
+        lens_k=(130, 5, 0, 290),
+        used_q=(50, 0, 40, 300),
+        used_k=(130, 5, 0, 280),
+    ),
+    "window": replace(TURNING, causal=False, window=(60, 20)),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=["full", "causal"])
-def test_a_grid_of_which_only_one_cta_is_resident_comes_to_its_end(mask):
-    case = replace(RESIDENT, seqlen_q=200, seqlen_k=300, heads=2, **mask)
-    judged(case, RoundRobin(), deterministic=True, sms=1, **HOPPER)
+@pytest.mark.parametrize("sms", [1, 2, 3])
+@pytest.mark.parametrize("name", FEW)
+def test_a_grid_of_which_few_ctas_are_resident_comes_to_its_end(name, sms):
+    judged(FEW[name], RoundRobin(), deterministic=True, sms=sms, **HOPPER)

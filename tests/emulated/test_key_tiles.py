@@ -20,7 +20,7 @@ from attn4.emulator import device
 from attn4.machine import machine
 from attn4.mask import Mask
 from attn4.plan.choose import choose
-from attn4.plan.turns import Order, query_blocks, tiles
+from attn4.plan.turns import Order, query_blocks, tiles, turned_heads
 from attn4.problem import Problem
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
@@ -49,7 +49,7 @@ def found(problem: Problem, plan, count: int | None = None) -> list[list[int]]:
     from emulated.tile_order import KeyOrderProbe
 
     count = count or len(list(tiles(problem, plan, Order.of(plan)))) + 1
-    out = torch.full((count, 5 + -(-problem.seqlen_q // plan.tile_m)), -1, dtype=torch.int32)
+    out = torch.full((count, 6 + -(-problem.seqlen_q // plan.tile_m)), -1, dtype=torch.int32)
     sizes = (problem.batch, problem.heads, problem.group, problem.seqlen_q, problem.seqlen_k)
     mask = problem.mask
     window = [UNBOUNDED if bound is None else bound for bound in (mask.left, mask.right)]
@@ -71,16 +71,37 @@ def test_tiles_of_keys_come_in_order_and_turns_count_those_before(mask, determin
         PLAIN, mask=MASKS[mask], deterministic=deterministic, seqlen_q=seqlen_q, seqlen_k=seqlen_k
     )
     plan = choose(problem, machine("sm_100a"), cta_group=1)
-    plan = replace(plan, schedule=replace(plan.schedule, section_bytes=SECTION))
+    in_order(problem, replace(plan, schedule=replace(plan.schedule, section_bytes=SECTION)))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_so_do_those_of_an_order_whose_end_is_turned(batch, mask) -> None:
+    """Nobody waits for a tile that comes later, in either direction; of three heads (batch 1) one is
+    turned, of nine the last two.
+    """
+    problem = replace(PLAIN, mask=MASKS[mask], deterministic=True, batch=batch)
+    plan = choose(problem, machine("sm_90a"))
+    schedule = replace(plan.schedule, section_bytes=SECTION, turned_end=True)
+    plan = replace(plan, schedule=schedule)
+    assert turned_heads(problem, plan, Order.of(plan)) == {1: 1, 3: 2}[batch]
+    in_order(problem, plan)
+
+
+def in_order(problem: Problem, plan) -> None:
+    """The tiles are those of the model, and each turn counts those before it that see the block."""
     *entries, end = found(problem, plan)
     assert end[0] < 0
+    order = Order.of(plan)
+    turned = problem.batch * problem.kv_heads - turned_heads(problem, plan, order)
     before: Counter[tuple[int, int]] = Counter()
-    for (block, joint), entry in zip(tiles(problem, plan, Order.of(plan)), entries, strict=True):
+    for (block, joint), entry in zip(tiles(problem, plan, order), entries, strict=True):
         assert entry[:3] == [block, joint % problem.kv_heads, joint // problem.kv_heads]
         seen = query_blocks(problem, plan, block)
         assert list(range(entry[3], entry[4])) == list(seen)
-        if deterministic:
-            assert [entry[5 + query] for query in seen] == [before[joint, query] for query in seen]
+        assert entry[5] == (joint >= turned)
+        if problem.deterministic:
+            assert [entry[6 + query] for query in seen] == [before[joint, query] for query in seen]
         before.update((joint, query) for query in seen)
 
 

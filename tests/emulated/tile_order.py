@@ -35,8 +35,8 @@ class OrderProbe:
 
 
 class KeyOrderProbe:
-    """One warp writes (key block, head, sequence, first, last, turn at query block 0, 1, ...) of each tile of
-    keys.
+    """One warp writes (key block, head, sequence, first, last, whether descending, turn at query block 0, 1,
+    ...) of each tile of keys.
     """
 
     def __init__(self, plan):
@@ -59,5 +59,6 @@ class KeyOrderProbe:
                 out[entry, 2] = tile.batch
                 out[entry, 3] = tile.first
                 out[entry, 4] = tile.last
+                out[entry, 5] = Int32(0) if cutlass.const_expr(tile.descending is None) else tile.descending
                 for block in cutlass.range(tile.first, tile.last, unroll=1):
-                    out[entry, 5 + block] = bounds.turn(tile, block)
+                    out[entry, 6 + block] = bounds.turn(tile, block)

@@ -275,6 +275,17 @@ def test_shortest_tiles_come_first_only_where_sums_wait_for_each_other(mask: Mas
     assert choose(replace(problem, deterministic=True), B200).schedule.order == "shortest_first"
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.kind)
+def test_the_end_of_deterministic_sums_is_turned_on_hopper_where_tiles_differ(
+    mask: Mask, head_dim: int
+) -> None:
+    problem = replace(PLAIN, direction="backward", mask=mask, head_dim=head_dim, head_dim_v=head_dim)
+    assert not choose(problem, machine("H200")).schedule.turned_end
+    schedule = choose(replace(problem, deterministic=True), machine("H200")).schedule
+    assert (schedule.order, schedule.turned_end) == ("shortest_first", mask.kind == "causal")
+
+
 def test_the_polynomial_is_for_where_exponentials_are_scarce() -> None:
     assert choose(PLAIN, B200).softmax.fma_exp_every == 8
     assert choose(PLAIN, machine("B300")).softmax.fma_exp_every == 0

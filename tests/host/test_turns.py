@@ -9,7 +9,7 @@ import pytest
 from attn4.machine import machine
 from attn4.mask import Mask
 from attn4.plan.choose import choose
-from attn4.plan.turns import LATENCY, ORDERS, Order, query_blocks, tiles, turns
+from attn4.plan.turns import LATENCY, ORDERS, Order, query_blocks, tiles, turns, walk
 from attn4.problem import Problem
 
 B200 = machine("B200")
@@ -56,6 +56,26 @@ def test_a_deterministic_plan_takes_the_last_keys_first_heads_side_by_side() -> 
     assert list(tiles(replace(PROBLEM, heads=2, kv_heads=2), plan, Order.of(plan))) == [
         (1, 0), (1, 1), (0, 0), (0, 1),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("length", "batch"), [(1024, 16), (4096, 4), (16384, 1)])
+def test_a_turned_end_makes_up_for_the_longest_tiles_at_the_end(length: int, batch: int) -> None:
+    """Within 1.5% of the longest tiles first without turns; without it 4 to 7% slower."""
+    where = machine("H200")
+    problem = replace(PROBLEM, seqlen_q=length, seqlen_k=length, heads=16, kv_heads=16, batch=batch)
+    problem = replace(problem, mask=Mask.of(True))
+    plan = choose(problem, where)
+    other = choose(replace(problem, deterministic=False), where)
+    free = turns(problem, other, where, Order.of(other), lock=False).cycles
+    assert turns(problem, plan, where, Order.of(plan)).cycles < 1.015 * free
+    assert turns(problem, plan, where, replace(Order.of(plan), turned_end=False)).cycles > 1.04 * free
+
+
+def test_a_turned_head_takes_the_heads_of_its_group_block_by_block() -> None:
+    problem = replace(PROBLEM, heads=4, kv_heads=2, mask=Mask.of(True))
+    plan = choose(problem, machine("H200"))
+    steps = [list(walk(problem, plan, Order.of(plan), (1, head))) for head in range(2)]
+    assert steps == [[(0, 2), (1, 2), (0, 3), (1, 3)], [(0, 3), (1, 3), (0, 2), (1, 2)]]
 
 
 def test_a_window_bounds_the_query_blocks_on_both_sides() -> None:

@@ -54,6 +54,11 @@ STEPS = Case(name="", batch=1, seqlen_q=500, seqlen_k=100, heads=1, kv_heads=1, 
 TILES = replace(STEPS, seqlen_q=250, seqlen_k=500, head_dim=64)
 """Four CTAs that add to the same sums, of two blocks of queries."""
 
+CAUSAL = replace(TILES, seqlen_q=500, heads=2, kv_heads=2, causal=True)
+"""Four tiles of four to one step a head; the second head is taken in the other order. Of three sums that meet
+the first two may change places and the bits stay.
+"""
+
 KERNELS = {
     "Blackwell": Kernel(STEPS, "sm_100a"),
     "Blackwell, a pair": Kernel(STEPS, "sm_100a", pair=True, sms=2),
@@ -61,7 +66,7 @@ KERNELS = {
     "Hopper": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=500), "sm_90a"),
     "Hopper, wide": Kernel(replace(STEPS, seqlen_q=130, seqlen_k=250, head_dim=256), "sm_90a", sms=2),
     "Blackwell, deterministic": Kernel(TILES, "sm_100a", deterministic=True, sms=4),
-    "Hopper, deterministic": Kernel(TILES, "sm_90a", deterministic=True, sms=4),
+    "Hopper, deterministic": Kernel(CAUSAL, "sm_90a", deterministic=True, sms=4),
 }
 """By name. The second CTA of the pair has no keys. A CTA of Hopper's takes four tiles of three steps, so
 that two slots of K come round; the wide one is a cluster that takes two. In deterministic kernels only the
@@ -71,8 +76,10 @@ turns are tampered with: the rest is that of the others.
 KEEPER = ("granted", "added")
 """Channels of the warp that keeps the turns of deterministic sums on Hopper."""
 
-UNSEEN = {"added full: arrives early"}
-"""A warp's additions happen in its turn here; said some instructions early, they are there all the same."""
+UNPLANTED = {"added full: arrives early", "granted full: arrives early"}
+"""A warp's additions happen in its turn here; said some instructions early, they are there all the same. And
+a turn granted before it has come is a lock that is not waited for, or looked at.
+"""
 
 GRADIENTS = 1
 """The second of the three launches."""
@@ -128,7 +135,7 @@ def faults(name: str) -> dict[str, Fault]:
     if KERNELS[name].deterministic:
         keeper = {ring: rings[ring] for ring in KEEPER if ring in rings}
         found = [*_of_turns(ptx), *_of_channels(ptx, sites, keeper, set())]
-        return {fault.name: fault for fault in found if fault.name not in UNSEEN}
+        return {fault.name: fault for fault in found if fault.name not in UNPLANTED}
     redundant = REDUNDANT.get(name, set())
     found = [*_of_channels(ptx, sites, rings, redundant), *of_orders(_described(name), ptx, sites)]
     if any(channel["name"] == "turn" for channel in _described(name)["channels"]):
@@ -181,12 +188,19 @@ def _early(ptx: str, sites: list[Site], ring: Ring, side: str) -> str:
 _WAITED = re.compile(
     r"(ld\.acquire\.gpu\.global\.b32\s+(%r\d+),[^;]*;\s*setp\.\w+\.b32\s+%p\d+, )\2, (%r\d+);"
 )
+_LOOKED = re.compile(
+    r"(ld\.acquire\.gpu\.global\.b32\s+(%r\d+),(?:(?!bra|ld\.acquire).)*?setp\.eq\.b32\s+%p\d+, )"
+    r"\2, %r\d+;(?=\s*selp)",
+    re.DOTALL,
+)
 _GIVEN = re.compile(r"(red\.release\.gpu\.global\.add\.s32\s+\[[^\]]*\], )%r\d+;")
 _ADDED = re.compile(r"cp\.async\.bulk\.wait_group\s+0;(?=(?:(?!wait_group).)*red\.release)", re.DOTALL)
 
 
 def _of_turns(ptx: str) -> Iterator[Fault]:
     yield Fault("lock: not waited for", lambda: _changed(_WAITED, r"\g<1>\3, \3;", ptx))
+    if _LOOKED.search(ptx):
+        yield Fault("lock: next turn said to have come", lambda: _changed(_LOOKED, r"\g<1>\2, \2;", ptx))
     yield Fault("lock: never moved on", lambda: _changed(_GIVEN, "// not moved on", ptx))
     yield Fault("lock: moved on by two", lambda: _changed(_GIVEN, r"\g<1>2;", ptx))
     if _ADDED.search(ptx):

@@ -79,7 +79,10 @@ class Schedule:
     sequences are taken in the order of a map that a pre-pass kernel has made, those with the longest tiles
     first. ``launch_control``: the grid has a CTA a tile, and tiles are those of CTAs that have not started,
     taken over, instead of a counter's. ``rotated``: of a backward pass, each tile of keys begins at another
-    query block, so that tiles that run side by side add to different sums.
+    query block, so that tiles that run side by side add to different sums. ``turned_end``, of deterministic
+    ones: the last section of heads, but no more than half of all heads, is taken in the other order, and its
+    tiles walk from the last query block to the first. Where a key tile may only wait for those after it, the
+    longest come last: so the end is that of short ones.
     """
 
     order: TileOrder = "linear"
@@ -89,6 +92,7 @@ class Schedule:
     sorted_batches: bool = False
     launch_control: bool = False
     rotated: bool = False
+    turned_end: bool = False
 
     @property
     def counted(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attn4.machine import Machine
 from attn4.plan.layout import Piece, barrier_count, pack, padded, stage_size
-from attn4.plan.plan import Channel, Plan, Role, Schedule
+from attn4.plan.plan import Channel, Plan, Role, Schedule, TileOrder
 from attn4.plan.sm90 import GROUP_THREADS, REGISTERS, TILE_RECORD_WORDS, WARPS_PER_GROUP
 from attn4.problem import Problem
 
@@ -29,6 +29,9 @@ STAGES = 2
 
 DSCORES = 3
 """Slots of dS: dQ of a step is in flight while dS of the next two are written."""
+
+TURNS = 2
+"""Steps whose turns to add to dQ are granted at a time."""
 
 MOST_HEAD_DIM = 128
 """A thread keeps head_dim / 2 words of dK and as many of dV."""
@@ -58,8 +61,8 @@ class Tile:
 def backward(problem: Problem, machine: Machine) -> Plan:
     """The backward plan of ``problem`` on a Hopper ``machine``."""
     head_dim = tile_dim(max(problem.head_dim, problem.head_dim_v))
-    # Measured on an H200: +4 to 9% at 128, -1 to -4% at 64, and deterministic sums take longer.
-    scores_first = head_dim == MOST_HEAD_DIM and not problem.deterministic
+    # Measured on an H200: +4 to 9% at 128, +1 to 7% where sums are deterministic, and -1 to -4% at 64.
+    scores_first = head_dim == MOST_HEAD_DIM
     tile = Tile(128 if head_dim == 64 else 64, head_dim, head_dim, problem.dtype, scores_first)
     handed = channels(tile, problem.deterministic)
     barriers = Piece(name="barriers", shape=(barrier_count(handed),), dtype="int64")
@@ -91,13 +94,14 @@ def backward(problem: Problem, machine: Machine) -> Plan:
 
 def schedule(problem: Problem) -> Schedule:
     """One CTA a key tile: equal ones rotated, as they begin together; others longest first, by L2-sized
-    sections of heads. Deterministic sums wait for each other, least in the order that `sm100_backward` takes.
+    sections of heads. Deterministic sums wait for each other, least in the order that `sm100_backward` takes;
+    of a causal mask the end is turned.
     """
-    if problem.deterministic:
-        return Schedule("shortest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
-    if problem.mask.kind == "full" and not problem.ragged:
+    if problem.mask.kind == "full" and not (problem.ragged or problem.deterministic):
         return Schedule("linear", persistent=True, dynamic=True, rotated=True)
-    return Schedule("longest_first", persistent=True, dynamic=True, section_bytes=SECTION_BYTES)
+    order: TileOrder = "shortest_first" if problem.deterministic else "longest_first"
+    turned = problem.deterministic and problem.mask.kind == "causal"
+    return Schedule(order, persistent=True, dynamic=True, section_bytes=SECTION_BYTES, turned_end=turned)
 
 
 def roles(deterministic: bool) -> tuple[Role, ...]:
@@ -137,8 +141,8 @@ def channels(tile: Tile, deterministic: bool) -> tuple[Channel, ...]:
     dS needs no empty barrier: a warpgroup writes dS of step j + 1 after its turn for dV and dP of that step,
     which the other gave after its products of step j; before those it has waited for its dQ of step j - 2,
     which read that slot. Nor do row statistics, if there are no more slots of Q: one of these, which is
-    filled before theirs, comes back after they have been read. Turns are granted one by one: the next after
-    all warps have added.
+    filled before theirs, comes back after they have been read. Nor do turns, of which no more are granted
+    before all warps have added in the first of them.
     """
     warps = GROUPS * WARPS_PER_GROUP
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}
@@ -146,8 +150,8 @@ def channels(tile: Tile, deterministic: bool) -> tuple[Channel, ...]:
     consumers = ("differentiate",)
     following = ("load", "load_keys", *(("turns",) if deterministic else ()), *consumers)
     turns = (
-        Channel("granted", "thread", None, 1, "turns", consumers, 1, 0),
-        Channel("added", "thread", None, 1, "differentiate", ("turns",), warps, 0),
+        Channel("granted", "thread", None, TURNS, "turns", consumers, 1, 0),
+        Channel("added", "thread", None, TURNS, "differentiate", ("turns",), warps, 0),
     )
 
     def load(name: str, stages: int, empty: int, role: str = "load") -> Channel:

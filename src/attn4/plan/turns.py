@@ -32,16 +32,19 @@ ELEMENT_BYTES = 2
 @dataclass(frozen=True, slots=True)
 class Order:
     """An order of the grid: ``last_first``, the last keys of a sequence first; ``interleaved``, equal blocks
-    of the heads of an L2-sized section side by side, not the blocks of one head.
+    of the heads of an L2-sized section side by side, not the blocks of one head; ``turned_end``, the last
+    section the other way round, its tiles from the last query block to the first.
     """
 
     last_first: bool
     interleaved: bool
+    turned_end: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> Order:
         """That of a backward plan."""
-        return cls(plan.schedule.order == "shortest_first", plan.schedule.order != "linear")
+        schedule = plan.schedule
+        return cls(schedule.order == "shortest_first", schedule.order != "linear", schedule.turned_end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def turns(problem: Problem, plan: Plan, where: Machine, order: Order, *, lock: b
     waiting = working = 0.0
     for block, head in tiles(problem, plan, order):
         now = free[0]
-        for member, query_block in product(range(problem.group), query_blocks(problem, plan, block)):
+        for member, query_block in walk(problem, plan, order, (block, head)):
             now += cost
             working += cost
             place = (head, member, query_block)
@@ -87,12 +90,36 @@ def tiles(problem: Problem, plan: Plan, order: Order) -> Iterator[tuple[int, int
     if not order.interleaved:
         yield from ((block, head) for head in range(heads) for block in blocks)
         return
-    row_bytes = (plan.head_dim + plan.head_dim_v) * ELEMENT_BYTES
-    section_bytes = plan.schedule.section_bytes
-    together = max(section_bytes // row_bytes // max(problem.seqlen_q, 1), 1)
-    for first in range(0, heads, together):
-        section = range(first, min(first + together, heads))
+    front = heads - turned_heads(problem, plan, order)
+    together = section_heads(problem, plan)
+    for first in range(0, front, together):
+        section = range(first, min(first + together, front))
         yield from ((block, head) for block in blocks for head in section)
+    yield from ((block, head) for block in reversed(blocks) for head in range(front, heads))
+
+
+def section_heads(problem: Problem, plan: Plan) -> int:
+    """Key heads that are worked on together, if there are so many."""
+    row_bytes = (plan.head_dim + plan.head_dim_v) * ELEMENT_BYTES
+    return max(plan.schedule.section_bytes // row_bytes // max(problem.seqlen_q, 1), 1)
+
+
+def turned_heads(problem: Problem, plan: Plan, order: Order) -> int:
+    """The last key heads of the batch that are taken the other way round."""
+    heads = problem.batch * problem.kv_heads
+    return min(section_heads(problem, plan), heads // 2) if order.turned_end else 0
+
+
+def walk(problem: Problem, plan: Plan, order: Order, tile: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """(query head of the group, query block) of each step of a tile, (key block, key head)."""
+    block, head = tile
+    blocks, members = query_blocks(problem, plan, block), range(problem.group)
+    if not order.turned_end:
+        yield from product(members, blocks)
+        return
+    descending = head >= problem.batch * problem.kv_heads - turned_heads(problem, plan, order)
+    for query_block in reversed(blocks) if descending else blocks:
+        yield from ((member, query_block) for member in members)
 
 
 def query_blocks(problem: Problem, plan: Plan, block: int) -> range:
@@ -112,6 +139,7 @@ ORDERS = {
     "longest first": Order(last_first=False, interleaved=True),
     "shortest first": Order(last_first=True, interleaved=False),
     "shortest first, interleaved": Order(last_first=True, interleaved=True),
+    "the same, end turned": Order(last_first=True, interleaved=True, turned_end=True),
 }
 """By name: what the table compares. Under a causal mask the last keys are those of the shortest tiles."""
 

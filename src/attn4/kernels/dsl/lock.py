@@ -8,11 +8,21 @@ from cutlass import Int32
 
 @cute.jit
 def wait(counter, turn: Int32):
-    """Wait until ``counter`` is ``turn``; bulk copies that follow come after all that was there before."""
-    seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+    """Wait until ``counter`` is ``turn``; accesses that follow come after all that was there before."""
+    seen = now(counter)
     while seen != turn:
-        seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        seen = now(counter)
+
+
+def wait_to_copy(counter, turn: Int32):
+    """As `wait`, of bulk copies that follow."""
+    wait(counter, turn)
     cute.arch.fence_proxy("async.global")
+
+
+def now(counter):
+    """What ``counter`` is; accesses that follow come after all that was there before it was."""
+    return cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
 
 
 def give(counter):

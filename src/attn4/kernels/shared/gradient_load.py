@@ -12,6 +12,7 @@ from attn4.kernels.shared.key_tiles import first_query_block, following_query_bl
 from attn4.kernels.shared.query_blocks import first_block
 from attn4.kernels.shared.stream import hold_tile, next_tile, release_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
+from attn4.kernels.shared.walk import Walk
 
 
 class RowStats(Fixed):
@@ -59,23 +60,51 @@ def send_keys(tile, rows, ends, name: str):
 
 @cute.jit
 def load_queries(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
-    """Q, dO and their statistics of each query block that sees the tile, of one head after the other."""
-    if tile.first < tile.last:
+    """Q, dO and their statistics of each query block that sees the tile."""
+    if cutlass.const_expr(plan.schedule.turned_end):
+        ends = load_by_block(plan, tile, lengths, tiles, stats, ends)
+    elif tile.first < tile.last:
         offset = first_block(plan, lengths, tile.batch)
         block = first_query_block(plan, tile)
         for member in cutlass.range(lengths.group, unroll=1):
             head = tile.kv_head * lengths.group + member
-            queries = tiles["query"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
-            douts = tiles["dout"].of_sequence(head, tile.batch, tile.q_begin, tile.q_len)
+            rows = rows_of_head(tiles, tile, head)
             for _ in cutlass.range(tile.last - tile.first, unroll=1):
-                ends.query.send(tiles["query"], queries, block)
-                # Where these slots are as many as those of Q, which they follow, no barrier gives them back.
-                ends.row_stats.acquire()
-                ends.row_stats.expect()
-                stats.copy(head, offset + block, ends.row_stats.index, ends.row_stats.barrier)
-                ends.row_stats.advance()
-                ends.dout.send(tiles["dout"], douts, block)
+                ends = load_step(tiles, rows, stats, (head, offset, block), ends)
                 block = following_query_block(tile, block)
+    return ends
+
+
+@cute.jit
+def load_by_block(plan: cutlass.Constexpr, tile, lengths, tiles, stats, ends):
+    """The same in the order of a plan with a turned end: all heads of a block, then those of the next."""
+    if tile.first < tile.last:
+        offset = first_block(plan, lengths, tile.batch)
+        walk = Walk(plan, tile, lengths.group)
+        for _ in cutlass.range(walk.steps, unroll=1):
+            head = tile.kv_head * lengths.group + walk.member
+            rows = rows_of_head(tiles, tile, head)
+            ends = load_step(tiles, rows, stats, (head, offset, walk.block), ends)
+            walk = walk.following()
+    return ends
+
+
+def rows_of_head(tiles, tile, head):
+    """Q and dO of a query head, to be sent."""
+    place = (head, tile.batch, tile.q_begin, tile.q_len)
+    return tiles["query"].of_sequence(*place), tiles["dout"].of_sequence(*place)
+
+
+def load_step(tiles, rows, stats, place, ends):
+    """Q, dO and statistics of (head, first block of the sequence, block of it)."""
+    (queries, douts), (head, offset, block) = rows, place
+    ends.query.send(tiles["query"], queries, block)
+    # Where these slots are as many as those of Q, which they follow, no barrier gives them back.
+    ends.row_stats.acquire()
+    ends.row_stats.expect()
+    stats.copy(head, offset + block, ends.row_stats.index, ends.row_stats.barrier)
+    ends.row_stats.advance()
+    ends.dout.send(tiles["dout"], douts, block)
     return ends
 
 
@@ -84,7 +113,7 @@ def follow_keys(stream, tiles, ends):
     """K and V of one announced tile after another."""
     stream, record = next_tile(stream)
     while record.row_block != END_OF_WORK:
-        ends = load_keys(key_tile(record), tiles, ends)
+        ends = load_keys(key_tile(record, stream.order), tiles, ends)
         stream, record = next_tile(stream)
 
 
@@ -96,6 +125,6 @@ def follow_queries(stream, lengths, tiles, stats, ends):
     """
     stream, record = hold_tile(stream)
     while record.row_block != END_OF_WORK:
-        ends = load_queries(stream.plan, key_tile(record), lengths, tiles, stats, ends)
+        ends = load_queries(stream.plan, key_tile(record, stream.order), lengths, tiles, stats, ends)
         stream = release_tile(stream)
         stream, record = hold_tile(stream)

@@ -27,7 +27,8 @@ class KeyTile:
 
     The sequence has ``k_rows`` rows to write from ``k_begin`` on, of which the first ``k_len`` are keys; its
     ``q_len`` queries start at ``q_begin``. Query blocks ``first`` to ``last`` - 1 hold all the queries that
-    see the tile. Past the last tile ``key_block`` is negative, and there are none.
+    see the tile. Past the last tile ``key_block`` is negative, and there are none. ``descending``, of a plan
+    with a turned end: 1 if the tile takes them from the last to the first, else 0.
     """
 
     key_block: Int32
@@ -40,11 +41,12 @@ class KeyTile:
     q_len: Int32
     first: Int32
     last: Int32
+    descending: Int32 | None = None
 
     def uniform(self) -> KeyTile:
         """The same, known to be equal in all lanes: what a step computes from it is computed once a warp."""
-        names = (field.name for field in fields(self))
-        return KeyTile(**{name: cute.arch.make_warp_uniform(getattr(self, name)) for name in names})
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return KeyTile(**{n: None if x is None else cute.arch.make_warp_uniform(x) for n, x in values})
 
     def of_cta(self, ctas: int, rank) -> KeyTile:
         """What CTA ``rank`` of a group has of this tile of the whole group."""
@@ -125,17 +127,26 @@ class KeyBounds:
 
     @cute.jit
     def turn(self, tile, query_block):
-        """How many tiles of keys are to be added to the sums of a query block before this one: those after
-        it, as the grid takes the last keys first and nobody may wait for a CTA that has not begun.
+        """How many tiles of keys are to be added to the sums of a query block before this one.
+
+        These are those that the grid takes before it, as nobody may wait for a CTA that has not begun: the
+        tiles after it, or those before it if it is descending.
         """
+        mine = tile.key_block // self.ctas if self.ctas > 1 else tile.key_block
         end = tile.k_len
         if cutlass.const_expr(self.kind != "full"):
             seen = (query_block + 1) * self.tile_m + tile.k_len - tile.q_len
             if cutlass.const_expr(self.kind == "window"):
                 seen = seen + self.right
             end = cutlass.min(seen, end)
-        mine = tile.key_block // self.ctas if self.ctas > 1 else tile.key_block
-        return (cutlass.max(end, 0) + self.together - 1) // self.together - 1 - mine
+        turn = (cutlass.max(end, 0) + self.together - 1) // self.together - 1 - mine
+        if cutlass.const_expr(tile.descending is not None):
+            begin = Int32(0)
+            if cutlass.const_expr(self.kind == "window"):
+                begin = query_block * self.tile_m + tile.k_len - tile.q_len - self.left
+            before = mine - cutlass.max(begin, 0) // self.together
+            turn = before if tile.descending != 0 else turn
+        return turn
 
     @cute.jit
     def seen_by(self, tile, key, first_query: Int32):
@@ -211,11 +222,12 @@ def key_order(plan, bounds, lengths) -> TileOrder:
 
 def find_key_tile(plan, bounds, lengths, number: Int32) -> KeyTile:
     """The tile of keys of that number; by one whole warp."""
-    return key_tile(key_order(plan, bounds, lengths).find(number))
+    order = key_order(plan, bounds, lengths)
+    return key_tile(order.find(number), order)
 
 
-def key_tile(record) -> KeyTile:
-    """What a record of the transposed problem says."""
+def key_tile(record, order) -> KeyTile:
+    """What a record of the transposed problem says, one of ``order``."""
     return KeyTile(
         key_block=record.row_block,
         kv_head=record.head,
@@ -227,6 +239,7 @@ def key_tile(record) -> KeyTile:
         q_len=record.k_len,
         first=record.n_begin,
         last=record.n_end,
+        descending=order.turned(record) if order.plan.schedule.turned_end else None,
     )
 
 

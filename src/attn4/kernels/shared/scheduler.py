@@ -105,7 +105,8 @@ class TileOrder(Carried):
         lengths = self.lengths
         total = self.total
         blocks = self._row_blocks(lengths.rows_q)
-        block, joint = self._within(number, blocks, lengths.heads * lengths.batch, lengths.rows_k)
+        heads = lengths.heads * lengths.batch
+        block, joint = self._within(number, blocks, heads, (lengths.rows_k, True))
         batch = joint // lengths.heads
         head = joint - batch * lengths.heads
         return self._record(block, head, self._taken(batch), number < total)
@@ -121,25 +122,52 @@ class TileOrder(Carried):
         together = self.plan.tile_m * self.plan.cta_group
         return (rows * self.plan.pack_gqa + together - 1) // together * self.plan.cta_group
 
+    def _section(self, heads, rows_k):
+        """Of so many heads those worked on together: those whose K and V fit in L2."""
+        key_bytes = (self.plan.head_dim + self.plan.head_dim_v) * 2
+        fitting = self.plan.schedule.section_bytes // key_bytes // cutlass.max(rows_k, 1)
+        # No more than there are: int32 does not hold the tiles of all that would fit.
+        return cutlass.min(cutlass.max(fitting, 1) * self.lengths.group, heads)
+
+    def _turned(self, heads, rows_k):
+        """How many of the last heads of the launch are taken in the other order."""
+        return cutlass.min(self._section(heads, rows_k), heads // 2)
+
+    def turned(self, record):
+        """Whether a tile is of those heads; 0 or 1. Of packed sequences the last one has them."""
+        lengths = self.lengths
+        heads, rows_k = lengths.heads * lengths.batch, lengths.rows_k
+        if self.ragged:
+            heads, rows_k = lengths.heads, record.k_len
+        after = (lengths.batch - record.batch) * lengths.heads - 1 - record.head
+        return Int32(after < self._turned(heads, rows_k))
+
     @cute.jit
-    def _within(self, number: Int32, blocks: Int32, heads: Int32, rows_k: Int32):
-        """Row block and head of a tile: sections of heads whose K and V fit in L2, longest or shortest blocks
-        first, which are the last or the first of a sequence.
+    def _within(self, number: Int32, blocks: Int32, heads: Int32, keys):
+        """Row block and head of a tile: sections of heads, longest or shortest blocks first, which are the
+        last or the first of a sequence. ``keys`` are (rows, whether no other heads come after these).
         """
+        rows_k, at_end = keys
         block = number - number // blocks * blocks
         head = number // blocks
         if cutlass.const_expr(self.plan.schedule.order != "linear"):
-            key_bytes = (self.plan.head_dim + self.plan.head_dim_v) * 2
-            fitting = self.plan.schedule.section_bytes // key_bytes // cutlass.max(rows_k, 1)
-            # No more than there are: int32 does not hold the tiles of all that would fit.
-            section_heads = cutlass.min(cutlass.max(fitting, 1) * self.lengths.group, heads)
+            first, turns = Int32(0), False
+            if cutlass.const_expr(self.plan.schedule.turned_end):
+                turned = self._turned(heads, rows_k) if at_end else Int32(0)
+                turns = number >= (heads - turned) * blocks
+                first = heads - turned if turns else Int32(0)
+                number = number - first * blocks
+                heads = turned if turns else heads - turned
+            section_heads = self._section(heads, rows_k)
             section = number // (section_heads * blocks)
             rest = number - section * section_heads * blocks
             here = cutlass.max(cutlass.min(section_heads, heads - section * section_heads), 1)
             block = rest // here
             if cutlass.const_expr(self.plan.schedule.order == "longest_first"):
                 block = blocks - 1 - rest // here
-            head = section * section_heads + rest - rest // here * here
+            if cutlass.const_expr(self.plan.schedule.turned_end):
+                block = blocks - 1 - block if turns else block
+            head = first + section * section_heads + rest - rest // here * here
         return block, head
 
     @cute.jit
@@ -162,8 +190,8 @@ class TileOrder(Carried):
         blocks = cutlass.max(cute.arch.shuffle_sync(mine, offset=owner) // lengths.heads, 1)
         batch = self._taken(self.base + owner)
         inside = number - self.base_tile - before
-        k_len = sequence(lengths, batch).k_len
-        block, head = self._within(inside, blocks, lengths.heads, k_len)
+        keys = sequence(lengths, batch).k_len, batch == lengths.batch - 1
+        block, head = self._within(inside, blocks, lengths.heads, keys)
         return self._record(block, head, batch, valid)
 
     @cute.jit

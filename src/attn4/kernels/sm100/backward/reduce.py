@@ -112,7 +112,7 @@ class Slices(Carried):
         if cutlass.const_expr(self.plan.deterministic):
             if self.leads:
                 with cute.arch.elect_one():
-                    lock.wait(counter, turn)
+                    lock.wait_to_copy(counter, turn)
 
     @cute.jit
     def give_turn(self, counter):

@@ -14,38 +14,17 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
 from attn4.kernels.dsl import math, mma
-from attn4.kernels.dsl.carried import Carried, Fixed
+from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import store_matrices, swizzled_address, transposed
-from attn4.kernels.shared.key_tiles import first_query_block, following_query_block, key_tile
+from attn4.kernels.shared.key_tiles import key_tile
 from attn4.kernels.shared.softmax import to_operand
 from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
+from attn4.kernels.shared.walk import Walk
 from attn4.kernels.sm90.backward import dk_first, scores_first
 from attn4.kernels.sm90.backward.elements import PAIR, Elements
 from attn4.kernels.sm90.backward.outlet import STAGED_COLUMNS
 from attn4.kernels.sm90.backward.steps import announce, give_turn, take_turn
-
-
-class Walk(Carried):
-    """Where a warpgroup is in its steps: ``member`` of the group of query heads, and query block.
-
-    ``number`` counts them; -1 is the step of zeros before the first.
-    """
-
-    carried = ("number", "member", "block")
-
-    def __init__(self, tile, begin, number, member, block):
-        self.tile = tile
-        self.begin = begin
-        self.number = number
-        self.member = member
-        self.block = block
-
-    def following(self):
-        """The next step."""
-        block = following_query_block(self.tile, self.block)
-        member = self.member + Int32(block == self.begin)
-        return Walk(self.tile, self.begin, self.number + 1, member, block)
 
 
 class Operands(Fixed):
@@ -183,7 +162,7 @@ def differentiate(stream, worker, outlet, ends):
     worker.turn.open()
     stream, record = next_tile(stream)
     while record.row_block != END_OF_WORK:
-        ends = run(worker, outlet, key_tile(record), ends)
+        ends = run(worker, outlet, key_tile(record, stream.order), ends)
         stream, record = next_tile(stream)
     worker.turn.close()
 
@@ -197,15 +176,14 @@ def run(worker, outlet, tile, ends):
     """
     worker.dk.fill(0.0)
     if tile.first < tile.last:
-        begin = first_query_block(worker.plan, tile)
-        walk = Walk(tile, begin, Int32(0), Int32(0), begin)
-        before = Walk(tile, begin, Int32(-1), Int32(0), begin)
+        walk = Walk(worker.plan, tile, worker.lengths.group)
+        before = walk.before()
         sums = outlet.sums(tile)
         worker.ops.dscores.fill(0)
         worker.share(ends.shared.index)
         ends = announce(ends)
         ends = worker.order.begin(worker, walk, ends)
-        for _ in cutlass.range((tile.last - tile.first) * worker.lengths.group - 1, unroll=1):
+        for _ in cutlass.range(walk.steps - 1, unroll=1):
             walk, before, ends = worker.order.step(worker, walk, before, sums, ends)
         ends = finish(worker, outlet, walk, before, sums, ends)
     else:

@@ -9,9 +9,8 @@ from cutlass import Int32
 from attn4.kernels.dsl import mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
-from attn4.kernels.shared.key_tiles import first_query_block
 from attn4.kernels.shared.softmax import to_operand
-from attn4.kernels.sm90.backward.differentiate import Walk
+from attn4.kernels.shared.walk import Walk
 from attn4.kernels.sm90.backward.elements import columns_at_once
 
 
@@ -53,13 +52,12 @@ def run(worker, tile, group: Int32, ends):
     """All steps of a tile of keys; dV stays in registers."""
     worker.dv.fill(0.0)
     if tile.first < tile.last:
-        begin = first_query_block(worker.plan, tile)
-        walk = Walk(tile, begin, Int32(0), Int32(0), begin)
+        walk = Walk(worker.plan, tile, group)
         ends.key.wait()
         scores = worker.start_scores(ends.query.wait())
         ends = exponentiate(worker, walk, ends, scores, 0)
         ends = hand_over(worker, ends, scores)
-        for _ in cutlass.range((tile.last - tile.first) * group - 1, unroll=1):
+        for _ in cutlass.range(walk.steps - 1, unroll=1):
             walk = walk.following()
             ends = step(worker, walk, ends)
         ends.key.arrive()

@@ -10,8 +10,7 @@ from attn4.kernels.dsl import lock, mma
 from attn4.kernels.dsl.atomics import add_four
 from attn4.kernels.dsl.carried import Carried, Fixed
 from attn4.kernels.dsl.smem import transposed
-from attn4.kernels.shared.key_tiles import first_query_block
-from attn4.kernels.sm90.backward.differentiate import Walk
+from attn4.kernels.shared.walk import Walk
 from attn4.kernels.sm90.backward.outlet import FOUR, lock_of
 
 
@@ -111,12 +110,11 @@ class Reduce(Fixed):
 def run(worker, tile, group: Int32, sums, ends):
     """All steps of a tile of keys."""
     if tile.first < tile.last:
-        begin = first_query_block(worker.plan, tile)
-        walk = Walk(tile, begin, Int32(0), Int32(0), begin)
+        walk = Walk(worker.plan, tile, group)
         ends.key.wait()
         if cutlass.const_expr(worker.plan.cluster > 1):
             ends.peer_key.wait()
-        for _ in cutlass.range((tile.last - tile.first) * group, unroll=1):
+        for _ in cutlass.range(walk.steps, unroll=1):
             sums, ends = step(worker, walk, sums, ends)
             walk = walk.following()
         sums.give_turn()
