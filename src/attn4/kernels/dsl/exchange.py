@@ -14,8 +14,9 @@ PIECE = 8
 
 
 @cute.jit
-def store_exchanged(words, target, exists):
-    """Write a row, if it ``exists``: ``words`` are this lane's pairs of 16-bit columns, two of each 8.
+def store_exchanged(words, target, exists, first_column=0):
+    """Write a row, if it ``exists``: ``words`` are this lane's pairs of 16-bit columns, two of each 8, from
+    ``first_column`` on.
 
     Registers are exchanged within a quad: each lane ends with 8 consecutive columns, a quad with 64 bytes.
     ``target`` may have fewer columns than the row.
@@ -29,7 +30,7 @@ def store_exchanged(words, target, exists):
         exchanged = transpose_quad(words[QUAD * group : QUAD * (group + 1)], lane)
         for i in cutlass.range_constexpr(QUAD):
             held[i] = exchanged[i]
-        column = (QUAD * group + lane) * PIECE
+        column = first_column + (QUAD * group + lane) * PIECE
         if exists and column < cute.size(target):
             piece = cute.recast_tensor(held, target.element_type)
             cute.copy(atom, piece, piece_at(target, column))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from attn4.kernels.dsl import math
+from attn4.kernels.dsl import math, mma
+from attn4.kernels.dsl.exchange import store_exchanged
 from attn4.kernels.shared.gradient_call import Workspace
 from attn4.kernels.shared.query_blocks import block_grid, block_of_cta, find_block, sums_of_block
 from attn4.kernels.shared.scheduler import Lengths
-from attn4.kernels.shared.sums import GROUP, sum_layout
+from attn4.kernels.shared.sums import GROUP, adding_groups, sum_layout
 
 THREADS = 128
 ELEMENTS = 8
@@ -19,8 +22,11 @@ ELEMENTS = 8
 LANES = 4
 """Threads side by side in a row: 64 bytes together there."""
 
+MOST_COLUMNS = 64
+"""Columns of sums that a thread has in registers at once."""
+
 APART = 8
-"""Rows so far apart are a thread's: on Hopper their sums are 64 bytes together, as wgmma leaves them."""
+"""Rows so far apart are a thread's."""
 
 
 class Postprocess:
@@ -47,7 +53,40 @@ class Postprocess:
             sums = sums_of_block(workspace.dq_sum, head, block)
             rows = cute.domain_offset((item.q_begin + first, 0), dq[None, None, head, batch])
             minus_lse = workspace.minus_lse[head, block, None]
-            self.round_block(sums, minus_lse, rows, (thread, item.q_rows - first), scale)
+            place = thread, item.q_rows - first
+            if cutlass.const_expr(adding_groups(plan)):
+                self.round_accumulators(sums, minus_lse, rows, place, scale)
+            else:
+                self.round_block(sums, minus_lse, rows, place, scale)
+
+    @cute.jit
+    def round_accumulators(self, sums, minus_lse, dq, place, scale):
+        """`round_block` of sums that lie as accumulators of warpgroups: each lane reads what a lane added,
+        so that a warp reads 512 bytes at once, and lanes of a row exchange what they have.
+        """
+        thread, count = place
+        groups = adding_groups(self.plan)
+        split = self.plan.tile_m != mma.GROUP_ROWS * groups
+        columns = self.plan.head_dim // (groups if split else 1)
+        fours = gcd(columns, MOST_COLUMNS) // ELEMENTS
+        parts = columns // (ELEMENTS * fours)
+        layout = cute.make_layout((GROUP, fours), stride=(1, GROUP * THREADS * groups))
+        for number in cutlass.range(groups * parts, unroll=1):
+            group, part = number // parts, number % parts
+            mine = sums.iterator + GROUP * ((part * fours * groups + group) * THREADS + thread)
+            values = cute.make_rmem_tensor((GROUP, fours), Float32)
+            cute.autovec_copy(cute.make_tensor(mine.align(GROUP * Float32.width // 8), layout), values)
+            first_row = mma.first_row(thread) + (0 if split else mma.GROUP_ROWS * group)
+            first_column = part * fours * ELEMENTS + (columns * group if split else 0)
+            for half in cutlass.range_constexpr(2):
+                row = first_row + 8 * half
+                seen = minus_lse[row] != -Float32.inf
+                words = cute.make_rmem_tensor(fours, Int32)
+                for i in cutlass.range_constexpr(fours):
+                    both = [values[2 * half + j, i] * scale for j in range(2)]
+                    words[i] = math.pack(*both, dq.element_type) if seen else Int32(0)
+                words = [words[i] for i in range(fours)]
+                store_exchanged(words, dq[row, None], row < count, first_column)
 
     @cute.jit
     def round_block(self, sums, minus_lse, dq, place, scale):

@@ -37,7 +37,7 @@ class Preprocess:
 
     @cute.kernel
     def kernel(self, results: Results, workspace: Workspace, lengths: Lengths):
-        """Statistics of a block's rows, then zeros for its sums."""
+        """Zeros for a block's sums, which leave while its rows are read, and statistics of these."""
         plan = self.plan
         thread = cute.arch.thread_idx()[0]
         head, block = block_of_cta()
@@ -46,19 +46,20 @@ class Preprocess:
         queries = item.q_len if item.k_len > 0 else Int32(0)
         lane = thread % self.lanes
         if head < workspace.minus_lse.shape[0]:
+            self.clear(sums_of_block(workspace.dq_sum, head, block), thread)
             for step in cutlass.range(plan.tile_m * self.lanes // THREADS, unroll=1):
                 row = (step * THREADS + thread) // self.lanes
                 here = first + row < queries
                 place = item.q_begin + first + row
                 # Lanes without a row read the first, which exists where any does.
                 place = place if here else Int32(0)
-                delta = self.row_sum(results, (place, head, batch), lane)
+                # Asked for beside dO and O: behind their sum it would be one more trip to memory a step.
+                minus_lse, dlse = self.statistics(results, (place, head, batch))
+                minus_delta = dlse - self.row_sum(results, (place, head, batch), lane)
                 if lane == 0:
-                    minus_lse, minus_delta = self.statistics(results, (place, head, batch), delta)
                     seen = here and minus_lse != Float32.inf
                     workspace.minus_lse[head, block, row] = minus_lse if seen else -Float32.inf
                     workspace.minus_delta[head, block, row] = minus_delta if seen else Float32(0.0)
-            self.clear(sums_of_block(workspace.dq_sum, head, block), thread)
 
     @cute.jit
     def row_sum(self, results: Results, place, lane: Int32):
@@ -86,12 +87,12 @@ class Preprocess:
         return values
 
     @cute.jit
-    def statistics(self, results: Results, place, delta):
-        """-LSE in log2 units and -delta of a row."""
-        lse = self.of_row(results.lse, place)
+    def statistics(self, results: Results, place):
+        """-LSE in log2 units and the gradient of the LSE of a row."""
+        dlse = Float32(0.0)
         if cutlass.const_expr(results.dlse is not None):
-            delta = delta - self.of_row(results.dlse, place)
-        return -lse * math.LOG2_E, -delta
+            dlse = self.of_row(results.dlse, place)
+        return -self.of_row(results.lse, place) * math.LOG2_E, dlse
 
     def of_row(self, tensor, place):
         """The element of a row of an LSE-shaped tensor."""

@@ -34,6 +34,11 @@ def sum_layout(plan):
             ((rows, 2), (GROUP, plan.head_dim // (2 * GROUP), 2)),
             stride=((GROUP, rows * plan.head_dim), (1, GROUP * plan.tile_m, GROUP * rows)),
         )
-    names = ("differentiate", "reduce")
-    adding = next(role for role in plan.roles if role.name in names)
-    return mma.side_by_side((plan.tile_m, plan.head_dim), adding.warps // 4)
+    return mma.side_by_side((plan.tile_m, plan.head_dim), adding_groups(plan))
+
+
+def adding_groups(plan) -> int:
+    """Warpgroups that add to the sums as their accumulators lie; 0 where they come from tensor memory."""
+    if any(buffer.space == "tensor" for buffer in plan.buffers):
+        return 0
+    return next(role for role in plan.roles if role.name in ("differentiate", "reduce")).warps // 4
