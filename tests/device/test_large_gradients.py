@@ -104,7 +104,6 @@ def test_80000_segments():
     )
 
 
-@pytest.mark.xfail(raises=NotImplementedError, strict=True, reason="docs/support.md")
 @pytest.mark.fault("D13")
 def test_more_than_2_to_31_elements_in_q():
     """Under no mask all queries of the heads of a group are rows of one matrix.

@@ -21,9 +21,6 @@ from attn4.problem import Problem
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
-MOST_ELEMENTS = 2**31 - 1
-"""Of q."""
-
 
 class Gradient(Protocol):
     """The backward pass of calls of one signature."""
@@ -65,21 +62,12 @@ def refuse_without_gradient(call: Call) -> None:
     """Raise NotImplementedError, with every reason, where the backend has no backward pass for the call."""
     if call.backend == "reference":
         return
-    reasons = (*runnable(replace(call.problem(), direction="backward"), gpu.target(call)), *too_large(call))
+    reasons = runnable(replace(call.problem(), direction="backward"), gpu.target(call))
     if reasons:
         raise NotImplementedError(
             f"q, k or v requires a gradient. {' '.join(reasons)} Without gradients: torch.no_grad(), or "
             "detach the tensors."
         )
-
-
-def too_large(call: Call) -> tuple[str, ...]:
-    """Why a backward pass is not launched for tensors of that size: it failed on an H200 (docs/log.md)."""
-    elements = call.q.numel()
-    # In a graph a size is a symbol, of which nothing may be asked; the kernel's call asks again.
-    if isinstance(elements, int) and elements > MOST_ELEMENTS:
-        return (f"q has {elements} elements; a backward pass takes {MOST_ELEMENTS}. Split the batch.",)
-    return ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,7 +89,6 @@ before the forward pass runs.
 | `torch.func.grad`, `vjp` | **runs** |
 | second derivatives, forward mode (`jvp`), `torch.vmap` | refused |
 | `out=` | without gradients |
-| gradients of q of 2^31 elements and more | refused: they were wrong on an H200, and why is not proved |
 """
 """What other tests than those of problems show: tests/host/test_operators.py, test_compile.py."""
 
