@@ -22,7 +22,7 @@ from attn4.kernels.shared.stream import next_tile
 from attn4.kernels.shared.tiles import END_OF_WORK
 from attn4.kernels.shared.walk import Walk
 from attn4.kernels.sm90.backward import dk_first, scores_first
-from attn4.kernels.sm90.backward.elements import PAIR, Elements
+from attn4.kernels.sm90.backward.elements import PAIR, NearElements
 from attn4.kernels.sm90.backward.outlet import STAGED_COLUMNS
 from attn4.kernels.sm90.backward.steps import announce, give_turn, take_turn
 
@@ -74,7 +74,7 @@ class Worker(Fixed):
         self.ops = ops
         self.lengths = lengths
         self.scale_log2 = scale_log2
-        self.elements = Elements(ops.plan, ops.dtype, (bounds, 0), ops.thread, stats)
+        self.elements = NearElements(ops.plan, ops.dtype, (bounds, 0), ops.thread, stats)
         self.turn = turn
         self.order = scores_first if ops.plan.scores_first else dk_first
         self.dv = mma.accumulator(ops.dv_mma, (self.plan.tile_n, self.plan.head_dim_v))

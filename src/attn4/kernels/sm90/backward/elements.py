@@ -48,8 +48,7 @@ class Statistics(Fixed):
 
 
 class Elements(Fixed):
-    """What warpgroups need; ``stats`` are negated LSE and delta, (queries, 2, slots), of which this keeps the
-    address of a thread's first.
+    """What warpgroups need; ``stats`` are negated LSE and delta, (queries, 2, slots).
 
     ``thread`` is counted from the first of them, whose keys begin at ``first_key`` of a tile.
     """
@@ -59,7 +58,7 @@ class Elements(Fixed):
         self.dtype = dtype
         self.bounds, self.first_key = keys
         self.thread = thread
-        self.stats = math.kept(stats.iterator.toint() + cute.arch.lane_idx() % 4 * (4 * PAIR))
+        self.stats = stats
 
     @property
     def pairs(self) -> int:
@@ -114,8 +113,10 @@ class Elements(Fixed):
 
     def statistic(self, kind: int, pair: int, slot):
         """A statistic of this thread's queries 8 ``pair`` on."""
-        rows = self.plan.tile_m
-        return load_pair(self.stats + slot * (2 * 4 * rows), 4 * (kind * rows + 4 * PAIR * pair))
+        held = cute.make_rmem_tensor(PAIR, Float32)
+        pairs = cute.zipped_divide(self.stats[None, kind, slot], (PAIR,))
+        cute.autovec_copy(pairs[None, 4 * pair + cute.arch.lane_idx() % 4], held)
+        return held
 
     @cute.jit
     def _mask(self, scores, walk):
@@ -130,6 +131,21 @@ class Elements(Fixed):
                 if cutlass.const_expr(self.bounds.kind == "window"):
                     visible = visible and column < end
                 by_row[half, i] = by_row[half, i] if visible else -Float32.inf
+
+
+class NearElements(Elements):
+    """`Elements` that keep the address of a thread's first statistic: an instruction and a register less in a
+    step. Where there is one role alone: of the others each was measured as it is.
+    """
+
+    def __init__(self, plan, dtype, keys, thread, stats):
+        super().__init__(plan, dtype, keys, thread, stats)
+        self.first = math.kept(stats.iterator.toint() + cute.arch.lane_idx() % 4 * (4 * PAIR))
+
+    def statistic(self, kind: int, pair: int, slot):
+        """As that of `Elements`."""
+        rows = self.plan.tile_m
+        return load_pair(self.first + slot * (2 * 4 * rows), 4 * (kind * rows + 4 * PAIR * pair))
 
 
 class Exchange(Fixed):

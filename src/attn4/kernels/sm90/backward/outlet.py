@@ -111,13 +111,13 @@ class Outlet(Fixed):
         cute.arch.sync_warp()
 
     def _place(self, target, tile, row):
-        return place_of_key(self.worker.plan, target, tile, row)
+        plan = self.worker.plan
+        return place_of_key(plan, target, tile, tile.key_block * plan.tile_n + row)
 
 
-def place_of_key(plan, target, tile, row):
-    """The row of dK or dV, (rows, dim, heads, batch), that ``row`` of a tile is, and whether it exists."""
+def place_of_key(plan, target, tile, key):
+    """The row of dK or dV, (rows, dim, heads, batch), of a ``key`` of a sequence, and whether it exists."""
     batch = Int32(0) if cutlass.const_expr(plan.cu_seqlens_k) else tile.batch
-    key = tile.key_block * plan.tile_n + row
     return target[tile.k_begin + key, None, tile.kv_head, batch], key < tile.k_rows
 
 
@@ -131,5 +131,5 @@ def store_rows(plan: cutlass.Constexpr, thread, target, tile, values, scale):
         for i in range(cute.size(values) // 2)
     ]
     for half in cutlass.range_constexpr(2):
-        row = mma.first_row(thread) + 8 * half
-        store_exchanged(words[half::2], *place_of_key(plan, target, tile, row))
+        key = tile.key_block * plan.tile_n + mma.first_row(thread) + 8 * half
+        store_exchanged(words[half::2], *place_of_key(plan, target, tile, key))
