@@ -14,7 +14,7 @@ from attn4.emulator.report.report import report
 from attn4.emulator.schedule import Adversarial, Random, RoundRobin
 from emulated.backward_kernel import differentiate, judged, sum_bits
 from emulated.test_blackwell_backward import CAUSAL, GRADIENTS, PACKED, PLAIN, RESIDENT, SCHEDULES
-from gradient_judge import incoming
+from gradient_judge import gradient_oracle, incoming
 from needs import COMPILES
 
 pytestmark = COMPILES
@@ -50,6 +50,22 @@ def test_every_interleaving_gives_the_same_dk_and_dv_without_a_hazard(schedule):
     found = judged(case, SCHEDULES[schedule](), **HOPPER)
     for x, y in zip(expected.gradients[1:], found.gradients[1:], strict=True):
         assert torch.equal(x.view(torch.int16), y.view(torch.int16))
+
+
+@pytest.mark.slow
+def test_half_precision_has_room_for_gradients_of_probabilities_past_its_range():
+    """dP is, dS is not: so it may not be rounded before P makes it small."""
+    case = replace(PLAIN, head_dim=64, dtype="float16", seqlen_q=100, seqlen_k=300, lse=False)
+    inputs = case.inputs("cpu")
+    given = incoming(case, inputs)
+    given = replace(given, dout=8000 * given.dout.sign())
+    range_of_half = torch.finfo(torch.float16).max
+    assert (
+        torch.einsum("bqhd,bkhd->bhqk", given.dout.float(), inputs.v.float()).abs().max() > 2 * range_of_half
+    )
+    run = differentiate(case, inputs, given, RoundRobin(), hazards=False, **HOPPER)
+    for found, expected in zip(run.gradients, gradient_oracle(case, inputs, given), strict=True):
+        assert (found.float() - expected).norm() < 2e-3 * expected.norm()
 
 
 @pytest.mark.slow
