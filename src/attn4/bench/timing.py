@@ -1,8 +1,7 @@
 """How time is taken: backends in turns, a few calls each, on a device that never waits for the host.
 
 A turn is one sample: the mean of some consecutive calls of one backend. Turns of all backends follow each
-other and begin with another backend in each round, so that a clock that falls under the power limit falls
-for all.
+other, in each round in another order, so that a clock that falls under the power limit falls for all.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
+from random import Random
 from typing import Any, Protocol
 
 import torch
@@ -259,9 +259,14 @@ def launches(cost: Cost, budget: Budget) -> int:
 
 
 def rounds(turns: Sequence[Turn], wanted: float, fewest: int) -> list[list[Turn]]:
-    """About ``wanted`` rounds over all turns, each beginning one backend later than the round before."""
+    """About ``wanted`` rounds over all turns, each in an order drawn at random, the same in every run.
+
+    A rotation would keep who follows whom, and at the power limit a kernel that follows a slow one finds
+    the higher clock.
+    """
     number = max(fewest, min(MOST_ROUNDS, int(wanted)))
-    return [[*turns[start:], *turns[:start]] for start in (index % len(turns) for index in range(number))]
+    draw = Random(0)
+    return [draw.sample(turns, len(turns)) for _ in range(number)]
 
 
 def summary(turn: Turn, samples: Sequence[Sample]) -> Timing:
