@@ -140,9 +140,10 @@ def channels(tile: Tile, deterministic: bool) -> tuple[Channel, ...]:
 
     dS needs no empty barrier: a warpgroup writes dS of step j + 1 after its turn for dV and dP of that step,
     which the other gave after its products of step j; before those it has waited for its dQ of step j - 2,
-    which read that slot. Nor do row statistics, if there are no more slots of Q: one of these, which is
-    filled before theirs, comes back after they have been read. Nor do turns, of which no more are granted
-    before all warps have added in the first of them.
+    which read that slot. At the end of a tile dK and dV are turned round in the slot that comes next, each
+    warp's in the rows that it writes. Nor do row statistics, if there are no more slots of Q: one of these,
+    which is filled before theirs, comes back after they have been read. Nor do turns, of which no more are
+    granted before all warps have added in the first of them.
     """
     warps = GROUPS * WARPS_PER_GROUP
     size = {piece.name: stage_size("shared", piece.shape, piece.dtype) for piece in pieces(tile)}

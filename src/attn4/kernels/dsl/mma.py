@@ -65,17 +65,24 @@ def by_row(fragment):
     return cute.make_tensor(fragment.iterator, layout)
 
 
+def rows_split(rows: int, groups: int) -> bool:
+    """Whether ``groups`` warpgroups split the rows of an accumulator, as there are 64 for each, or else its
+    columns.
+    """
+    return rows == GROUP_ROWS * groups
+
+
 def side_by_side(shape, groups: int):
     """Offset of element (row, column) of an accumulator kept in memory as threads hold it: of every four
     registers those of all threads side by side.
 
-    ``groups`` warpgroups split the rows if there are 64 for each, else the columns.
+    ``groups`` warpgroups split the rows or the columns: `rows_split`.
     """
     rows, columns = shape
     threads = GROUP_THREADS * groups
     row = ((8, 2, 4), (16, 2, 128))
     column = ((2, 4, columns // 8), (1, 4, 4 * threads))
-    if rows == 64 * groups:
+    if rows_split(rows, groups):
         row = ((*row[0], groups), (*row[1], 512))
     else:
         column = ((2, 4, columns // 8 // groups, groups), (*column[1], 512))

@@ -14,6 +14,14 @@ from attn4.kernels.dsl.exchange import PIECE, piece_at
 WARP_ROWS = 16
 
 
+def by_matrices(product, thread, dtype):
+    """How ``thread`` writes its part of an accumulator of ``product``, rounded, to shared memory, four
+    matrices of 8 x 8 at once: the copy, and this thread's slice of it.
+    """
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
+    return atom, cute.make_tiled_copy_C(atom, product).get_slice(thread)
+
+
 class Staging(Fixed):
     """The rows of the warp of ``thread`` in ``tile``, (rows, columns) of shared memory as ``product`` deals
     them out.
@@ -27,15 +35,13 @@ class Staging(Fixed):
     @cute.jit
     def put(self, rounded):
         """Write a thread's part of an accumulator, rounded, where the warp finds whole rows."""
-        dtype = self.tile.element_type
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
-        mine = cute.make_tiled_copy_C(atom, self.product).get_slice(self.thread)
+        atom, mine = by_matrices(self.product, self.thread, self.tile.element_type)
         cute.arch.sync_warp()
         cute.copy(atom, mine.retile(rounded), mine.partition_D(self.tile))
 
     @cute.jit
-    def write(self, place: cutlass.Constexpr, first_column: cutlass.Constexpr[int] = 0):
-        """Copy what the warp has put to global memory, from ``first_column`` of each row on.
+    def write(self, place: cutlass.Constexpr):
+        """Copy what the warp has put to global memory.
 
         ``place`` tells for a row of the tile which row of the output it is, which may have fewer columns,
         and whether it exists.
@@ -57,6 +63,6 @@ class Staging(Fixed):
             cute.copy(atom, staged[(0, None), (row, piece)], held[None, step])
         for step in cutlass.range_constexpr(steps):
             target, exists = place(first_row + step * rows_at_once + lane_row)
-            column = first_column + piece * PIECE
+            column = piece * PIECE
             if exists and column < cute.size(target) and lane_row < rows_at_once:
                 cute.copy(atom, held[None, step], piece_at(target, column))

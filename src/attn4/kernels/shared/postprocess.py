@@ -66,7 +66,7 @@ class Postprocess:
         """
         thread, count = place
         groups = adding_groups(self.plan)
-        split = self.plan.tile_m != mma.GROUP_ROWS * groups
+        split = not mma.rows_split(self.plan.tile_m, groups)
         columns = self.plan.head_dim // (groups if split else 1)
         fours = gcd(columns, MOST_COLUMNS) // ELEMENTS
         parts = columns // (ELEMENTS * fours)

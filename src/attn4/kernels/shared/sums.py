@@ -24,17 +24,17 @@ def sum_layout(plan):
             ((GROUP, plan.tile_m // GROUP), (rows, plan.dq_parts)),
             stride=((1, GROUP * rows), (GROUP, plan.tile_m * rows)),
         )
-    if any(buffer.space == "tensor" for buffer in plan.buffers):
-        if plan.cta_group == 1:
-            return cute.make_layout(
-                (plan.tile_m, (GROUP, plan.head_dim // GROUP)), stride=(GROUP, (1, GROUP * plan.tile_m))
-            )
-        rows = plan.tile_m // 2
+    if groups := adding_groups(plan):
+        return mma.side_by_side((plan.tile_m, plan.head_dim), groups)
+    if plan.cta_group == 1:
         return cute.make_layout(
-            ((rows, 2), (GROUP, plan.head_dim // (2 * GROUP), 2)),
-            stride=((GROUP, rows * plan.head_dim), (1, GROUP * plan.tile_m, GROUP * rows)),
+            (plan.tile_m, (GROUP, plan.head_dim // GROUP)), stride=(GROUP, (1, GROUP * plan.tile_m))
         )
-    return mma.side_by_side((plan.tile_m, plan.head_dim), adding_groups(plan))
+    rows = plan.tile_m // 2
+    return cute.make_layout(
+        ((rows, 2), (GROUP, plan.head_dim // (2 * GROUP), 2)),
+        stride=((GROUP, rows * plan.head_dim), (1, GROUP * plan.tile_m, GROUP * rows)),
+    )
 
 
 def adding_groups(plan) -> int:

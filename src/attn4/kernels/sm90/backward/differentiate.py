@@ -11,11 +11,11 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import warp
 
 from attn4.kernels.dsl import math, mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import store_matrices, swizzled_address, transposed
+from attn4.kernels.dsl.staging import by_matrices
 from attn4.kernels.shared.key_tiles import key_tile
 from attn4.kernels.shared.softmax import to_operand
 from attn4.kernels.shared.stream import next_tile
@@ -23,7 +23,6 @@ from attn4.kernels.shared.tiles import END_OF_WORK
 from attn4.kernels.shared.walk import Walk
 from attn4.kernels.sm90.backward import dk_first, scores_first
 from attn4.kernels.sm90.backward.elements import PAIR, NearElements
-from attn4.kernels.sm90.backward.outlet import STAGED_COLUMNS
 from attn4.kernels.sm90.backward.steps import announce, give_turn, take_turn
 
 
@@ -41,8 +40,7 @@ class Operands(Fixed):
         self.scores_mma = mma.tiled_product(dtype, groups, m, mma.K_MAJOR, mma.SHARED)
         self.dv_mma = mma.tiled_product(dtype, groups, plan.head_dim_v, mma.MN_MAJOR, mma.REGISTERS)
         self.dk_mma = mma.tiled_product(dtype, groups, plan.head_dim, mma.MN_MAJOR, mma.REGISTERS)
-        self.staged_mma = mma.tiled_product(dtype, groups, STAGED_COLUMNS, mma.K_MAJOR, mma.SHARED)
-        over = (groups, 1) if m >= groups * 64 else (1, groups)
+        over = (groups, 1) if mma.rows_split(m, groups) else (1, groups)
         self.dq_mma = mma.tiled_product(
             dtype, over, plan.head_dim // over[1], mma.MN_MAJOR, mma.SHARED, a_major=mma.MN_MAJOR
         )
@@ -61,8 +59,7 @@ class Operands(Fixed):
         self.probabilities = dv.make_fragment_A(dv.partition_shape_A((n, m)))
         self.dscores = dk.make_fragment_A(dk.partition_shape_A((n, m)))
         self.dscores_tile = dscores
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
-        mine = cute.make_tiled_copy_C(atom, self.scores_mma).get_slice(thread)
+        _, mine = by_matrices(self.scores_mma, thread, dtype)
         self.dscores_rows = swizzled_address(mine.partition_D(dscores[None, None, 0]))
 
 

@@ -14,6 +14,7 @@ from attn4.kernels.sm90.backward.steps import (
     announce,
     differentiate,
     give_turn,
+    release_query,
     start_from_values,
     take_turn,
 )
@@ -69,8 +70,7 @@ def exponentiate(worker, walk, ends, scores, begun: cutlass.Constexpr = None):
     for pair in cutlass.range_constexpr(worker.pairs):
         part = pair - worker.pairs // 2
         if cutlass.const_expr(begun is not None and part == 0):
-            ends.query.arrive(after=worker.exponentiated(pair))
-            ends.query.advance()
+            ends = release_query(worker, ends, pair)
             ends = take_turn(worker, ends)
             mma.wait(0)
         worker.exponentiate(scores, pair, lse[pair])

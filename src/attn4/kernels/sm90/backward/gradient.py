@@ -5,11 +5,11 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import warp
 
 from attn4.kernels.dsl import bulk, mma
 from attn4.kernels.dsl.carried import Fixed
 from attn4.kernels.dsl.smem import transposed
+from attn4.kernels.dsl.staging import by_matrices
 from attn4.kernels.shared.softmax import to_operand
 from attn4.kernels.sm90.backward.elements import Statistics, columns_at_once
 
@@ -73,10 +73,7 @@ class Gradient(Fixed):
     @cute.jit
     def share(self, slot):
         """Write dS^T to shared memory, where products of another warpgroup read it."""
-        atom = cute.make_copy_atom(
-            warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), self.elements.dtype
-        )
-        mine = cute.make_tiled_copy_C(atom, self.square_mma).get_slice(self.elements.thread)
+        atom, mine = by_matrices(self.square_mma, self.elements.thread, self.elements.dtype)
         shape = self.square_mma.partition_shape_C(self.shape)
         rounded = cute.make_tensor(self.dscores.iterator, cute.make_layout(shape))
         cute.copy(atom, mine.retile(rounded), mine.partition_D(self.dscores_tile[None, None, slot]))

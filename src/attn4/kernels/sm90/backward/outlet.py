@@ -18,11 +18,6 @@ from attn4.kernels.shared.query_blocks import sums_of_block, sums_of_sequence
 FOUR = 4
 """Registers that one instruction adds to consecutive sums."""
 
-STAGED_COLUMNS = 64
-"""Columns of dK or dV that are turned round at once: a slot of dS has room for no more everywhere, and these
-lie as its rows do, so that a warp stays in its own.
-"""
-
 
 def lock_of(plan, sums):
     """The first of the counters behind the ``sums`` of a block, which a deterministic plan has."""
@@ -94,25 +89,30 @@ class Outlet(Fixed):
 
     @cute.jit
     def _store_staged(self, target, tile, values, scale, slot):
-        ops = self.worker.ops
-        shape = (self.worker.plan.tile_n, STAGED_COLUMNS)
-        part = cute.local_tile(ops.dscores_tile[None, None, slot], shape, (0, 0))
-        staging = Staging(ops.staged_mma, ops.thread, part)
-        rounded = cute.make_rmem_tensor(ops.staged_mma.partition_shape_C(shape), target.element_type)
+        """The 64 columns lie in the slot as rows of dS do, so that a warp stays in its own."""
+        ops, plan = self.worker.ops, self.worker.plan
+        part = cute.local_tile(ops.dscores_tile[None, None, slot], (plan.tile_n, plan.head_dim), (0, 0))
+        staging = Staging(ops.dv_mma, ops.thread, part)
+        rounded = cute.make_rmem_tensor(values.layout, target.element_type)
         words = cute.recast_tensor(rounded, Int32)
-        count = cute.size(rounded)
-        for chunk in cutlass.range_constexpr(cute.size(values) // count):
-            for i in cutlass.range_constexpr(count // 2):
-                pair = [values[chunk * count + 2 * i + j] * scale for j in range(2)]
-                words[i] = math.pack(*pair, target.element_type)
-            staging.put(rounded)
-            staging.write(partial(self._place, target, tile), chunk * STAGED_COLUMNS)
+        for i, word in enumerate(scaled_words(values, scale, target.element_type)):
+            words[i] = word
+        staging.put(rounded)
+        staging.write(partial(self._place, target, tile))
         # The next dS, which other lanes write, may go there.
         cute.arch.sync_warp()
 
     def _place(self, target, tile, row):
         plan = self.worker.plan
         return place_of_key(plan, target, tile, tile.key_block * plan.tile_n + row)
+
+
+def scaled_words(values, scale, dtype) -> list:
+    """Registers times ``scale``, rounded, two in a word."""
+    return [
+        math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, dtype)
+        for i in range(cute.size(values) // 2)
+    ]
 
 
 def place_of_key(plan, target, tile, key):
@@ -126,10 +126,7 @@ def store_rows(plan: cutlass.Constexpr, thread, target, tile, values, scale):
     """Write the rows of an accumulator that are rows of the sequence, times ``scale``, to ``target``, (rows,
     dim, heads, batch); ``thread`` is that of the warpgroups that hold it.
     """
-    words = [
-        math.pack(values[2 * i] * scale, values[2 * i + 1] * scale, target.element_type)
-        for i in range(cute.size(values) // 2)
-    ]
+    words = scaled_words(values, scale, target.element_type)
     for half in cutlass.range_constexpr(2):
         key = tile.key_block * plan.tile_n + mma.first_row(thread) + 8 * half
         store_exchanged(words[half::2], *place_of_key(plan, target, tile, key))

@@ -16,6 +16,7 @@ from attn4.kernels.sm90.backward.steps import (
     announce,
     differentiate,
     give_turn,
+    release_query,
     start_from_values,
     take_turn,
 )
@@ -55,8 +56,7 @@ def step(worker, walk, before, sums, ends):
     ends = exponentiate(worker, following, ends, scores, lse, (sums, dq, before))
     ends = give_turn(worker, ends)
     mma.wait(0)
-    ends.query.arrive(after=worker.exponentiated(worker.pairs))
-    ends.query.advance()
+    ends = release_query(worker, ends, worker.pairs)
     ends = differentiate_scores(worker, ends, first=False)
     return following, walk, ends
 

@@ -24,6 +24,15 @@ def give_turn(worker, ends):
     return ends
 
 
+def release_query(worker, ends, pairs: int):
+    """Give the slot of Q back that dK has read, when P of so many pairs is known: else ptxas waits for dK
+    first.
+    """
+    ends.query.arrive(after=worker.exponentiated(pairs))
+    ends.query.advance()
+    return ends
+
+
 @cute.jit
 def start_from_values(worker, ends, first: cutlass.Constexpr[bool]):
     """Issue dV and dP of a step; returns the registers of dP."""
